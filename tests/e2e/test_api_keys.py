@@ -11,9 +11,10 @@ import threading
 
 import pytest
 
-from conftest import BINARY, Mock, Serve, call, free_ports, wait_for
-from leg_parts import Leg, answer, handoff
+from conftest import BINARY, Mock, Serve, call, free_ports, read_sse, wait_for
+from leg_parts import HANG, Leg, Pieces, answer, events, handoff
 
+EVENT = events("a").split(b"\n\n")[0] + b"\n\n"
 ALICE, BOB = "alices-secret-key", "bobs-secret-key"
 BASIC = f"""
 keys:
@@ -106,6 +107,47 @@ def test_a_keys_requests_go_to_the_workers_with_its_taints_only(start, tmp_path)
     pinned = s.complete([1] * 64, headers={**bearer(BOB), "x-kvroute-worker": min(others)})
     assert pinned.status >= 400, pinned.body
     assert s.complete([1] * 64, headers=bearer("eves-secret-key")).status == 503
+
+
+def test_a_prompt_was_tokenized_by_a_worker_that_its_key_may_not_use(legs, start, tmp_path):
+    path = tmp_path / "keys.yaml"
+    path.write_text(f"keys:\n- {{name: bob, key: {BOB}, required_taints: [bulk]}}\n")
+    workers = [legs(lambda n, b: (200, answer() if "max_tokens" in b else {"tokens": [1, 2, 3], "count": 3})) for _ in range(4)]
+    s = start(Serve, [w.spec("both", *(["taint=bulk"] if w is workers[0] else [])) for w in workers], "--api-key-file", path, "--tokenizer", "engine")
+    for n in range(12):
+        a = call(s.port, "POST", "/v1/completions", {"model": "m", "prompt": f"text {n}", "max_tokens": 1}, bearer(BOB))
+        assert a.status == 200, a.body
+    assert s.metric("tokenize_requests_total") == 12
+    asked = [sum("max_tokens" not in b for b in w.bodies) for w in workers]
+    assert asked == [12, 0, 0, 0], asked
+
+
+def test_a_computed_prompt_was_released_to_a_worker_that_its_key_may_not_use(legs, start, tmp_path):
+    """The one that it may use has no room."""
+    path = tmp_path / "keys.yaml"
+    path.write_text(f"keys:\n- {{name: alice, key: {ALICE}}}\n- {{name: bob, key: {BOB}, required_taints: [bulk]}}\n")
+    gate = threading.Event()
+
+    def compute(n, body):
+        if len(body["prompt"]) == 64:
+            gate.wait(60)
+        return 200, handoff()
+    p, own, other = legs(compute), legs(lambda n, b: Pieces([EVENT, HANG, EVENT]) if b.get("stream") else (200, answer())), legs(lambda n, b: (200, answer()))
+    tainted = ("taint=bulk", "total-kv-blocks=8")
+    s = start(Serve, [p.spec("prefill", *tainted), own.spec("decode", *tainted), other.spec("decode", "total-kv-blocks=8")], "--api-key-file", path,
+              "--active-decode-blocks-threshold", "0.5", "--handoff-timeout", "0.5")
+    wait_for("all workers", lambda: all(w["status"] == "up" for w in s.get("/workers")))
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(s.complete, list(range(64)), headers=bearer(BOB), model="m")
+        wait_for("the prompt is computed", lambda: p.n == 1)
+        c, r = read_sse(s.port, {"model": "m", "prompt": [1] * 96, "max_tokens": 4, "stream": True}, bearer(BOB))
+        assert r.read1(4)
+        gate.set()
+        assert waits.result().status == 503
+    wait_for("released", lambda: s.metric("disagg_releases_total", how="dispatched") == 1)
+    wait_for("where the key may go", lambda: own.n == 2)
+    assert other.n == 0
+    c.close()
 
 
 CLASSES = """default_policy_family: usual

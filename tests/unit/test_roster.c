@@ -219,7 +219,7 @@ static void a_worker_lives_as_long_as_a_row_that_has_it(void **state)
     roster_tick(s);
     assert_int_equal(row->servers[0].worker->id, 7);
     assert_int_equal(atomic_load(&w->refs), 2); /* of the rows of m1 and of any model */
-    assert_null(roster_pick(s, row));
+    assert_null(roster_pick(s, row, NULL, 0));
     roster_let_go(row);
     row = roster_hold(s, "m1");
     assert_null(row->main.partition);

@@ -23,7 +23,8 @@ struct partition *eligible_partition(struct request *r)
 struct worker *eligible_tokenizer(const struct request *r, bool *exists)
 {
     const struct roster_row *row = roster_hold(serve_of(r), r->model);
-    struct worker *found = row ? roster_pick(serve_of(r), row) : NULL;
+    const struct key_taints *t = r->admission.key ? r->admission.key->required_taints : NULL;
+    struct worker *found = row ? roster_pick(serve_of(r), row, t ? t->names : NULL, t ? t->n : 0) : NULL;
     *exists = !row || roster_workers_n(row) > 0;
     roster_let_go(row);
     return found;

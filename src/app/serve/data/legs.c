@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "app/serve/data/admission.h"
 #include "app/serve/data/attempt.h"
 #include "app/serve/data/domains.h"
 #include "app/serve/data/pins.h"
@@ -354,6 +355,7 @@ bool legs_can_pair(struct request *r, const struct roster_row *row)
                                     .pinned = r->pin.set,
                                     .pin_any_rank = !r->pin.has_rank,
                                     .pin = r->pin.to};
+    admission_keep_to_workers(r, &rq);
     struct kvr_router_ctx *ctx = from->partition ? ctx_get(&r->loop->ctxs, from->partition) : NULL;
     return ctx && kvr_router_any_calm(from->partition->router, ctx, &rq);
 }

@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "app/serve/data/admission.h"
 #include "app/serve/data/attempt.h"
 #include "app/serve/data/domains.h"
 #include "app/serve/data/eligible.h"
@@ -46,6 +47,7 @@ static bool choose(struct request *r, struct attempt *a)
                                     .excluded = r->tried,
                                     .excluded_n = r->tried_n};
     struct domain_wish wish;
+    admission_keep_to_workers(r, &rq);
     domains_ask(serve_of(r), r->legs->prefill->worker, &wish, &rq);
     bool found = ctx && kvr_router_find_best_match(from->partition->router, ctx, &rq, &a->result) == 0;
     if (found) a->partition = from->partition;

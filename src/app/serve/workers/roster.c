@@ -408,13 +408,28 @@ bool roster_any_up(const struct roster_row *row, const struct roster_choice *cho
     return roster_next_up(row, choice, &(struct roster_walk){0}) != NULL;
 }
 
-struct worker *roster_pick(struct serve *s, const struct roster_row *row)
+/* What a worker is given does not change: who is registered anew is another object. */
+static bool has_taint(const struct worker *w, const char *taint)
+{
+    for (size_t i = 0; i < w->taints_n; i++)
+        if (!strcmp(w->taints[i], taint)) return true;
+    return false;
+}
+
+static bool has_taints(const struct worker *w, const char *const *taints, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (!has_taint(w, taints[i])) return false;
+    return true;
+}
+
+struct worker *roster_pick(struct serve *s, const struct roster_row *row, const char *const *taints, size_t taints_n)
 {
     uint64_t now = now_ms();
     size_t n = row->servers_n, at = n ? kvr_mix64(atomic_fetch_add(&s->next_id, 1)) % n : 0; /* spread over them */
     for (size_t i = 0; i < n; i++) {
         struct worker *w = row->servers[(at + i) % n].worker;
-        if (!worker_is_schedulable(w, now)) continue;
+        if (!worker_is_schedulable(w, now) || !has_taints(w, taints, taints_n)) continue;
         atomic_fetch_add(&w->refs, 1);
         return w;
     }

@@ -76,8 +76,8 @@ struct roster_walk {
 const struct worker *roster_next_up(const struct roster_row *row, const struct roster_choice *choice, struct roster_walk *walk);
 /* Is one of a choice up? */
 bool roster_any_up(const struct roster_row *row, const struct roster_choice *choice);
-/* A server of the row that may be chosen now, any of them, with a reference; NULL: none. */
-struct worker *roster_pick(struct serve *s, const struct roster_row *row);
+/* A server of the row that may be chosen now and has these taints, any of them, with a reference; NULL: none. */
+struct worker *roster_pick(struct serve *s, const struct roster_row *row, const char *const *taints, size_t taints_n);
 /* The worker table has changed, or what a worker serves. Under serve.lock. */
 void roster_outdate_locked(struct serve *s);
 /* Main loop: workers that are gone do not stay in memory until the next question. */
