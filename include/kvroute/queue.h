@@ -137,6 +137,9 @@ KVR_API const char *kvr_queue_limit_name(enum kvr_queue_limit kind);
 /* Adds an item. Returns: 0; -KVR_EQUEUEFULL with *rejection filled; -KVR_ENOMEM. */
 KVR_API int kvr_queue_push(struct kvr_queue *queue, size_t class_at, size_t workers, struct kvr_queue_item *item,
                            struct kvr_rejection *rejection);
+/* Adds an item whatever the limits, for who looks at once whether its turn has come: it is taken out again, or pushed if it has to wait.
+ * Until then it does not count as queued. Returns: 0; -KVR_ENOMEM. */
+KVR_API int kvr_queue_try(struct kvr_queue *queue, size_t class_at, struct kvr_queue_item *item);
 /* Would an item of that class be refused for a limit? */
 KVR_API bool kvr_queue_is_full(const struct kvr_queue *queue, size_t class_at, size_t workers);
 /* Takes an item out before its turn. */

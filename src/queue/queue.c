@@ -463,6 +463,11 @@ int kvr_queue_push(struct kvr_queue *q, size_t class_at, size_t workers, struct 
     return rc;
 }
 
+int kvr_queue_try(struct kvr_queue *q, size_t class_at, struct kvr_queue_item *it)
+{
+    return put_in(q, class_at, it);
+}
+
 bool kvr_queue_is_full(const struct kvr_queue *q, size_t class_at, size_t workers)
 {
     uint64_t current, limit;

@@ -107,8 +107,7 @@ static uint64_t best_cached(struct kvr_router *r, struct kvr_router_ctx *c, cons
     return KVR_MIN((uint64_t)(best * r->config.block_size + 0.5), p->isl);
 }
 
-static int park(struct kvr_router *r, const struct kvr_router_request *rq, const struct prompt *p, size_t class_at, uint64_t cached,
-                struct kvr_ticket *t, struct kvr_rejection *rejection)
+static void fill_in(const struct kvr_router_request *rq, const struct prompt *p, uint64_t cached, struct kvr_ticket *t)
 {
     t->item = (struct kvr_queue_item){.pin = rq->pin,
                                       .pinned = rq->pinned && !rq->pin_any_rank,
@@ -120,6 +119,10 @@ static int park(struct kvr_router *r, const struct kvr_router_request *rq, const
                                       .tenant = rq->tenant,
                                       .tenant_weight = rq->tenant_weight,
                                       .output = rq->tenant_output};
+}
+
+static int park(struct kvr_router *r, size_t class_at, struct kvr_ticket *t, struct kvr_rejection *rejection)
+{
     int rc = kvr_queue_push(r->queue, class_at, r->workers_used, &t->item, rejection);
     if (rc) return rc;
     t->parked = true;
@@ -168,19 +171,20 @@ static void leave_queue(struct kvr_router *r, struct kvr_ticket *t)
     atomic_fetch_sub_explicit(&r->pending, 1, memory_order_relaxed);
 }
 
-/* A rank is free for one that was parked just now because others wait: they may wait for other ranks. Whose turn it is goes. Returns:
- * whether it is the one. */
-static bool turn_has_come(struct kvr_router *r, struct kvr_ticket *t, uint64_t now)
+/* A rank is free for one that comes while others wait: they may wait for other ranks. Whose turn it is goes, whatever limits say of those
+ * that have to wait. Returns: 1: it is the one; 0: it is not in the queue, and has to wait; or an error. */
+static int turn_has_come(struct kvr_router *r, struct kvr_ticket *t, size_t class_at, uint64_t now)
 {
     struct looking l = {r, now};
     struct kvr_queue_item *item;
-    bool came = false;
-    while (!came && (item = kvr_queue_pop(r->queue, now, may_go, &l))) {
-        came = item == &t->item;
-        if (!came) hand_out(r, ticket_of(item), now);
+    int rc = kvr_queue_try(r->queue, class_at, &t->item);
+    if (rc) return rc;
+    while ((item = kvr_queue_pop(r->queue, now, may_go, &l))) {
+        if (item == &t->item) return 1;
+        hand_out(r, ticket_of(item), now);
     }
-    if (came) leave_queue(r, t);
-    return came;
+    kvr_queue_remove(r->queue, &t->item);
+    return 0;
 }
 
 static int admit_or_park(struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_router_request *rq, struct prompt *p,
@@ -198,11 +202,12 @@ static int admit_or_park(struct kvr_router *r, struct kvr_router_ctx *c, const s
     kvr_queue_stats(r->queue, at, &st);
     bool busy = class_waits(cls) && all_busy(r, c, rq, cls, now), others = class_waits(cls) && st.requests > 0;
     if (!busy && !others) return kvr__schedule(r, c, rq, p, res);
-    if (rq->do_not_queue) return -KVR_EBUSY;
-    rc = park(r, rq, p, at, cached, t, rejection);
-    if (rc != KVR_PARKED || busy || !turn_has_come(r, t, now)) return rc;
-    if (rq->tenant) p->calm_for = cls;
-    return kvr__schedule(r, c, rq, p, res);
+    fill_in(rq, p, cached, t);
+    rc = busy ? 0 : turn_has_come(r, t, at, now);
+    if (rc == 1 && rq->tenant) p->calm_for = cls;
+    if (rc == 1) return kvr__schedule(r, c, rq, p, res);
+    if (rc) return rc;
+    return rq->do_not_queue ? -KVR_EBUSY : park(r, at, t, rejection);
 }
 
 int kvr_router_submit(struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_router_request *rq, struct kvr_ticket *t,

@@ -491,6 +491,38 @@ static void limits_refuse_with_their_kind(void **s)
     stop(f);
 }
 
+/* One that is pinned waits for its rank; the other rank is free. */
+static void a_full_class_refused_a_request_whose_rank_was_free(void **s)
+{
+    (void)s;
+    struct fixture *f = plain(0, 2);
+    struct waiter a, b, w, again;
+    struct kvr_class_stats st;
+    f->policy.classes[0].requests_per_worker = 0.5;
+    assert_int_equal(kvr_router_set_policy(f->r, &f->policy), 0);
+    prepare(&a, 0, 16);
+    a.rq.pinned = true;
+    a.rq.pin = (struct kvr_worker){1, 0};
+    assert_int_equal(submit(f, &a), 0);
+    prepare(&b, 1, 16);
+    b.rq.pinned = true;
+    b.rq.pin = (struct kvr_worker){1, 0};
+    assert_int_equal(submit(f, &b), KVR_PARKED);
+    prepare(&w, 2, 16);
+    w.rq.do_not_queue = true; /* nor does it have to wait */
+    assert_int_equal(submit(f, &w), 0);
+    assert_int_equal(w.res.worker.worker_id, 2);
+    assert_int_equal(go(f, &again, 3, 16), -KVR_EQUEUEFULL); /* which has to wait now */
+    end(f, &w);
+    assert_int_equal(go(f, &again, 3, 16), 0);
+    kvr_router_class_stats(f->r, 0, &st);
+    assert_int_equal(st.queued_total, 1);
+    assert_int_equal(st.rejected[KVR_LIMIT_REQUESTS], 1);
+    kvr_router_cancel(f->r, &b.t);
+    assert_int_equal(kvr_router_pending(f->r), 0);
+    stop(f);
+}
+
 static void workers_that_come_release_what_waits(void **s)
 {
     (void)s;
@@ -921,6 +953,7 @@ int main(void)
         cmocka_unit_test(shutdown_answers_everybody),
         cmocka_unit_test(cancelling_frees_the_place_and_is_final),
         cmocka_unit_test(limits_refuse_with_their_kind),
+        cmocka_unit_test(a_full_class_refused_a_request_whose_rank_was_free),
         cmocka_unit_test(workers_that_come_release_what_waits),
         cmocka_unit_test(wspt_counts_the_best_overlap_among_the_eligible),
         cmocka_unit_test(overloaded_warm_workers_are_skipped),
