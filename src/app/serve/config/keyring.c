@@ -13,8 +13,8 @@
 enum { LABELLED_MAX = 256 }; /* keys with metrics of their own; the others share those of OTHERS */
 #define OTHERS "_other"
 
-static const char *const refusals[KEY_REFUSALS] = {"missing",       "unknown",     "expired",  "model", "body_size",
-                                                   "prompt_tokens", "concurrency", "requests", "tokens"};
+static const char *const refusals[KEY_REFUSALS] = {"missing",       "unknown",     "expired",  "model",  "body_size",
+                                                   "prompt_tokens", "concurrency", "requests", "tokens", "unfinished_bodies"};
 
 /* ---- use --------------------------------------------------------------------------------------------- */
 
