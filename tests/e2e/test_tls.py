@@ -156,6 +156,25 @@ def test_clients_need_a_certificate_where_they_must(start, ca, other, pair):
     wait_for("counted", lambda: s.metric("http_tls_handshakes_failed_total", port="data") == 2)
 
 
+def test_sessions_with_a_worker_are_resumed(start, ca, pair):
+    """It closes each connection."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(*pair)
+    seen = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        def serve():
+            with contextlib.suppress(OSError):
+                while True:
+                    with contextlib.suppress(ssl.SSLError), server.wrap_socket(listener.accept()[0], server_side=True) as c:
+                        c.recv(65536)
+                        c.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
+                        seen.append(c.session_reused)
+        threading.Thread(target=serve, daemon=True).start()
+        s = start(Serve, [f"https://127.0.0.1:{listener.getsockname()[1]}"], "--tls-ca", ca.file, "--health-interval", 0.1)
+        wait_for("health checks", lambda: len(seen) > 20)
+    assert sum(seen) >= len(seen) - 5 and not seen[0], seen  # those that began before the first had its ticket have none
+
+
 def test_a_large_body_was_held_three_times_for_a_worker_with_tls(start, ca, pair):
     """The worker does not read: what is kept is the body, and what was encrypted of it."""
     sent = 64 << 20

@@ -470,7 +470,7 @@ static void start_tls(struct peer *p)
 {
     const struct kvr_endpoint *e = &p->call->endpoint;
     p->state = SHAKING_HANDS;
-    p->tls = kvr_tls_connect(e->tls_peer, e->host, e->is_numeric);
+    p->tls = kvr_tls_connect(e->tls_peer, e->host, e->port, e->is_numeric);
     if (!p->tls || uv_read_start((uv_stream_t *)&p->tcp, on_alloc, on_read)) {
         call_failed(p, KVR_HTTP_CONNECT_FAILED, "TLS: no certificates to check the other side with, or no memory");
         return;

@@ -162,6 +162,7 @@ static struct worker *copy_of(const struct worker *spec)
     struct worker *w = calloc(1, sizeof *w + spec->dp_size * sizeof *w->ranks);
     if (!w) return NULL;
     memcpy(w, spec, offsetof(struct worker, refs));
+    kvr_tls_peer_hold(w->tls);
     w->ranks = (struct worker_rank *)(w + 1);
     for (uint32_t r = 0; r < w->dp_size; r++) {
         memcpy(w->ranks[r].endpoints, spec->ranks[r].endpoints, sizeof spec->ranks[r].endpoints);
@@ -193,6 +194,7 @@ int worker_add(struct serve *s, const struct worker *spec, char *err, size_t cap
     kvr_unlock(&s->lock);
     if (rc) {
         follow_again(s, spec->id);
+        kvr_tls_peer_let_go(w->tls);
         free(w);
         return -1;
     }
