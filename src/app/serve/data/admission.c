@@ -289,6 +289,19 @@ void admission_close(struct request *r)
     *a = (struct admission){0};
 }
 
+void admission_again(struct request *r)
+{
+    struct admission *a = &r->admission;
+    if (!a->key) return;
+    if (a->taken > 0) key_use_correct(a->key->use, &a->key->limits, KEY_BUCKET_TOKENS, -a->taken);
+    if (a->taken > 0 && a->model) key_use_correct(a->model->use, &a->model->limits, KEY_BUCKET_TOKENS, -a->taken);
+    if (a->model) key_use_correct(a->model->use, &a->model->limits, KEY_BUCKET_REQUESTS, -1);
+    if (a->in_model) key_use_leave(a->model->use);
+    a->in_model = false;
+    a->model = NULL;
+    a->taken = 0;
+}
+
 void admission_keep_to_workers(const struct request *r, struct kvr_router_request *rq)
 {
     const struct key_taints *t = r->admission.key ? r->admission.key->required_taints : NULL;

@@ -29,6 +29,8 @@ void admission_count_unfinished(struct serve *s, const struct kvr_http_request *
 enum outcome admission_begin(struct request *r, const struct kvr_http_request *head);
 /* The request's phase is done. Returns: DONE, or REFUSED. */
 enum outcome admission_next(struct request *r);
+/* It is read again, as one of another model: what it took of the model before, and its tokens, are given back. */
+void admission_again(struct request *r);
 void admission_close(struct request *r);
 /* x-ratelimit-...; nothing where there is no limit. */
 void admission_put_headers(const struct request *r, struct kvr_buf *h);

@@ -203,6 +203,8 @@ static void read_body(struct request *r, struct kvr_json_parser *json)
         return;
     }
     enum named_model named = named_model_resolve(r, &rq);
+    r->now.reading.stands = named == NAMED_NOBODY;
+    if (named == NAMED_NOBODY) return;
     if (named == NAMED_OUT_OF_MEMORY || (named == NAMED_ANOTHER && kvr_openai_parse(json, r->body->data, r->body_len, &rq, &why) != 0)) {
         out_of_memory(r);
         return;
@@ -271,6 +273,10 @@ static enum outcome body_is_read(struct request *r)
 {
     const struct reading *reading = &r->now.reading;
     const char *why = NULL;
+    if (reading->stands) {
+        if (r->refusal.status == 503) COUNT(r, overload_rejections_total);
+        return OUTCOME_REFUSED;
+    }
     if (reading->refused_by) atomic_fetch_add_explicit(reading->refused_by, 1, memory_order_relaxed);
     if (reading->refusal && (r->routed || reading->refusal == 503 || hides_its_model(r))) /* other bodies are the engine's business */
         return request_refusef(r, reading->refusal, "%s", reading->refused);
