@@ -381,14 +381,14 @@ static void made_free(struct made m)
 }
 
 /* Of those that were got and that nobody has held since. */
-static void drop_unused(const struct kvr_tls_peer *but)
+static void drop_unused(void)
 {
     struct made m;
     do {
         m = (struct made){0};
         kvr_lock(&peers.lock);
         for (struct kvr_tls_peer *p = peers.first; p && !m.ssl; p = p->next)
-            if (!p->users && p->ssl && p != but) m = exchange_locked(p, NULL);
+            if (!p->users && p->ssl) m = exchange_locked(p, NULL);
         kvr_unlock(&peers.lock);
         made_free(m);
     } while (m.ssl);
@@ -403,6 +403,7 @@ const struct kvr_tls_peer *kvr_tls_peer_get(const struct kvr_tls_peer_config *co
         free(fresh);
         return NULL;
     }
+    drop_unused(); /* before the limit is judged */
     kvr_lock(&peers.lock);
     there = find_peer_locked(config);
     bool full = (!there || !there->ssl) && peers.made >= KVR_TLS_PEERS_MAX;
@@ -419,9 +420,7 @@ const struct kvr_tls_peer *kvr_tls_peer_get(const struct kvr_tls_peer_config *co
     if (full) snprintf(err, cap, "there are %d sets of TLS files already", KVR_TLS_PEERS_MAX);
     if (fresh) peer_clear(fresh);
     free(fresh);
-    if (full) return NULL;
-    drop_unused(there);
-    return there;
+    return full ? NULL : there;
 }
 
 static struct kvr_tls_peer *own(const struct kvr_tls_peer *p)
