@@ -196,7 +196,7 @@ def test_one_keys_slow_uploads_used_up_the_memory_for_the_bodies_of_all(start, a
     assert large(s, ALICE).status == 200
     assert large(s, BOB).status in (200, 429)  # a body may come in one piece, and was never unfinished then
     told = answered(held)
-    assert told.count(b"HTTP/1.1 429 ") == 4 and b"Retry-After: 1" in told and b"unfinished" in told
+    assert told.count(b"HTTP/1.1 429 ") == 4 and b"Retry-After: 1" in told and b"unfinished" in told and b"rate_limit_error" in told
     wait_for("memory given back", lambda: s.metric("http_request_bodies_bytes", port="data") == 0)
     assert large(s, BOB).status == 200 and s.metric("key_refused_total", key="alice", reason="unfinished_bodies") == 0
 

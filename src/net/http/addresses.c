@@ -35,16 +35,17 @@ uint64_t kvr_address_of(const struct sockaddr *from)
     return kvr_load_be64(p);
 }
 
-bool kvr_addresses_enter(struct kvr_addresses *a, uint64_t address, uint64_t n)
+int kvr_addresses_enter(struct kvr_addresses *a, uint64_t address, uint64_t n)
 {
-    if (!a->max) return true;
+    int rc = 0;
+    if (!a->max) return 0;
     kvr_lock(&a->lock);
     uint64_t *has = kvr_map64_get(&a->had, address);
-    bool ok = n <= a->max - (has ? *has : 0);
-    if (ok && has) *has += n;
-    else if (ok) ok = kvr_map64_put(&a->had, address, n) == 0;
+    if (n > a->max - (has ? *has : 0)) rc = -KVR_ELIMIT;
+    else if (has) *has += n;
+    else if (kvr_map64_put(&a->had, address, n)) rc = -KVR_ENOMEM;
     kvr_unlock(&a->lock);
-    return ok;
+    return rc;
 }
 
 void kvr_addresses_leave(struct kvr_addresses *a, uint64_t address, uint64_t n)

@@ -9,7 +9,6 @@
 #ifndef KVR_NET_HTTP_ADDRESSES_H
 #define KVR_NET_HTTP_ADDRESSES_H
 
-#include <stdbool.h>
 #include <stdint.h>
 #include <sys/socket.h>
 
@@ -26,8 +25,8 @@ struct kvr_addresses {
 void kvr_addresses_init(struct kvr_addresses *a, uint64_t max);
 void kvr_addresses_destroy(struct kvr_addresses *a);
 uint64_t kvr_address_of(const struct sockaddr *from);
-/* n more. Returns: false: that would be too many, or there is no memory. */
-bool kvr_addresses_enter(struct kvr_addresses *a, uint64_t address, uint64_t n);
+/* n more. Returns: 0; -KVR_ELIMIT: that would be too many; -KVR_ENOMEM. */
+int kvr_addresses_enter(struct kvr_addresses *a, uint64_t address, uint64_t n);
 void kvr_addresses_leave(struct kvr_addresses *a, uint64_t address, uint64_t n);
 
 #endif

@@ -86,8 +86,13 @@ static void count_unfinished(struct kvr_http_conn *c)
     size_t more = c->arriving.cap - c->unfinished;
     if (!shared->unfinished || !more || c->closing) return;
     if (!c->unfinished) c->payer = payer_of(c);
-    if (kvr_addresses_enter(shared->unfinished, c->payer, more)) {
+    int rc = kvr_addresses_enter(shared->unfinished, c->payer, more);
+    if (rc == 0) {
         c->unfinished += more;
+        return;
+    }
+    if (rc == -KVR_ENOMEM) {
+        kvr__answer_refuse(c, 503, "out of memory");
         return;
     }
     atomic_fetch_add(&shared->bodies_over_share, 1);

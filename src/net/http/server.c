@@ -325,7 +325,7 @@ static bool may_have_one_more(struct kvr_http_server *s, uint64_t *address)
     struct sockaddr_storage from = {0};
     socklen_t len = sizeof from;
     if (getpeername(s->accepted, (struct sockaddr *)&from, &len) == 0) *address = kvr_address_of((struct sockaddr *)&from);
-    if (kvr_addresses_enter(s->shared->addresses, *address, 1)) return true;
+    if (kvr_addresses_enter(s->shared->addresses, *address, 1) == 0) return true;
     atomic_fetch_add(&s->shared->addresses_refused, 1);
     close(s->accepted);
     s->accepted = -1;
