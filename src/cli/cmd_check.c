@@ -57,6 +57,8 @@ static int model_key(const struct kvr_yaml *y, const char *key, const yaml_node_
     static const struct known keys[] = {{"alias_of", MODELS},
                                         {"targets", MODELS},
                                         {"fallback", MODELS},
+                                        {"fallback_on", MODELS},
+                                        {"options", MODELS},
                                         {"default_policy_family", POLICY},
                                         {"uncached_isl_buckets", POLICY},
                                         {"policy_classes", POLICY}};
@@ -159,8 +161,14 @@ static int openable(const char *path, bool *regular)
     return error ? 2 : 0;
 }
 
+/* Of each kind the file that was checked, if there is one only: then it is known which is meant by another one. */
+struct given {
+    const char *path[KIND_POLICY + 1];
+    unsigned n[KIND_POLICY + 1];
+};
+
 /* Returns: 0, or 2: there is nothing to check. */
-static int check_one(struct serve_checker *c, const char *path, int kind)
+static int check_one(struct serve_checker *c, const char *path, int kind, struct given *given)
 {
     static const enum serve_file files[] = {
         [KIND_MODELS] = SERVE_FILE_MODELS, [KIND_KEYS] = SERVE_FILE_KEYS, [KIND_POLICY] = SERVE_FILE_POLICY};
@@ -175,6 +183,8 @@ static int check_one(struct serve_checker *c, const char *path, int kind)
     int rc = kind < 0 ? find_kind(c, path, &found) : 0;
     if (rc) return rc == 2 ? 2 : 0;
     if (kind >= 0) found = (enum kind)kind;
+    given->path[found] = path;
+    given->n[found]++;
     if (found == KIND_CONFIG) check_config(c, path);
     else serve_cli_check_file(files[found], path, c);
     return 0;
@@ -188,6 +198,7 @@ int cmd_check(int argc, char **argv)
                                          {"help", no_argument, NULL, 'h'},
                                          {NULL, 0, NULL, 0}};
     struct serve_checker c = {.command = "check", .plain = true};
+    struct given given = {0};
     int o, at = 0, kind = -1;
     while ((o = getopt_long(argc, argv, "h", rows, &at)) != -1) {
         if (o == 'h') return fputs(usage, stdout) < 0;
@@ -205,8 +216,9 @@ int cmd_check(int argc, char **argv)
         return 2;
     }
     for (int i = optind; i < argc; i++) {
-        c.unread += check_one(&c, argv[i], kind) != 0;
+        c.unread += check_one(&c, argv[i], kind, &given) != 0;
         file_lines_print(&c.findings);
     }
+    if (given.n[KIND_KEYS] == 1 && given.n[KIND_POLICY] == 1) serve_cli_check_classes(given.path[KIND_KEYS], given.path[KIND_POLICY], &c);
     return serve_checker_end(&c);
 }

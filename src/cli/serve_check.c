@@ -70,6 +70,11 @@ void serve_cli_check_file(enum serve_file kind, const char *path, struct serve_c
     serve_check_file(kind, path, NULL, &(struct serve_check_ear){on_wrong, on_fact, c});
 }
 
+void serve_cli_check_classes(const char *keys, const char *policy, struct serve_checker *c)
+{
+    serve_check_classes(keys, policy, &(struct serve_check_ear){on_wrong, on_fact, c});
+}
+
 int serve_checker_end(struct serve_checker *c)
 {
     file_lines_print(&c->findings);

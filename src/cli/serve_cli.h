@@ -40,6 +40,8 @@ void serve_cli_effects(const struct serve_cli *cli, const struct serve_checker *
 void serve_cli_check(struct serve_cli *cli, struct serve_checker *c);
 /* One of the other files. */
 void serve_cli_check_file(enum serve_file kind, const char *path, struct serve_checker *c);
+/* Two of them that belong together. */
+void serve_cli_check_classes(const char *keys, const char *policy, struct serve_checker *c);
 /* The last line of a check. Returns: the exit code: 0, 1 when anything is wrong, 2 when there was something unread. */
 int serve_checker_end(struct serve_checker *c);
 

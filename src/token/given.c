@@ -17,7 +17,7 @@
 /* ---- what the command line says ------------------------------------------------------------------------- */
 
 /* Where the folder's path begins; the model's name is before it, and an equals sign. */
-static const char *path_of(const char *text)
+const char *kvr_given_dir_path(const char *text)
 {
     const char *equals = strchr(text, '=');
     return equals ? equals + 1 : text;
@@ -25,7 +25,7 @@ static const char *path_of(const char *text)
 
 static bool is_of(const char *text, const char *model)
 {
-    size_t n = (size_t)(path_of(text) - text); /* with the equals sign */
+    size_t n = (size_t)(kvr_given_dir_path(text) - text); /* with the equals sign */
     if (!model) return n == 0;
     return n && strlen(model) == n - 1 && !memcmp(text, model, n - 1);
 }
@@ -33,7 +33,7 @@ static bool is_of(const char *text, const char *model)
 const char *kvr_given_dir(char *const *dirs, size_t n, const char *model)
 {
     for (size_t i = 0; i < n; i++)
-        if (is_of(dirs[i], model)) return path_of(dirs[i]);
+        if (is_of(dirs[i], model)) return kvr_given_dir_path(dirs[i]);
     return NULL;
 }
 
@@ -59,7 +59,7 @@ int kvr_given_dirs_check(char *const *dirs, size_t n, size_t name_max, char *why
         return -1;
     }
     for (size_t i = 0; i < n; i++) {
-        const char *dir = path_of(dirs[i]);
+        const char *dir = kvr_given_dir_path(dirs[i]);
         size_t name = (size_t)(dir - dirs[i]);
         if (name == 1 || name > name_max + 1) {
             snprintf(why, cap, "--tokenizer-dir: '%.100s': allowed: [MODEL=]DIR with a name of 1 to %zu bytes", dirs[i], name_max);
@@ -100,7 +100,7 @@ struct kvr_given_tokens {
 static struct folder folder_of(const struct kvr_given_tokens_config *config, size_t i)
 {
     if (config->dir) return (struct folder){.path = config->dir};
-    const char *path = path_of(config->dirs[i]);
+    const char *path = kvr_given_dir_path(config->dirs[i]);
     size_t n = (size_t)(path - config->dirs[i]);
     return (struct folder){.model = config->dirs[i], .model_n = n ? n - 1 : 0, .path = path};
 }
@@ -203,7 +203,7 @@ static void read_again(struct kvr_given_tokens *g, struct folder *f)
     char why[800];
     struct reading *r = read_folder(g, f->path, why, sizeof why);
     if (!r) {
-        kvr_log_warning("%s: SIGHUP: %s; what was read of it before stays in use", g->program, why);
+        kvr_log_warning("%s: %s; what was read of it before stays in use", g->program, why);
         return;
     }
     kvr_lock(&g->lock);
@@ -211,7 +211,7 @@ static void read_again(struct kvr_given_tokens *g, struct folder *f)
     f->reading = r;
     kvr_unlock(&g->lock);
     let_go(g, old);
-    kvr_log("%s: SIGHUP: --tokenizer-dir: '%.200s': read again", g->program, f->path);
+    kvr_log("%s: --tokenizer-dir: '%.200s': read again", g->program, f->path);
 }
 
 static void run_again(struct kvr_token_work *w)
@@ -242,7 +242,7 @@ void kvr_given_tokens_reload(struct kvr_given_tokens *g)
     kvr_lock(&g->lock);
     g->waits = false;
     kvr_unlock(&g->lock);
-    kvr_log_warning("%s: SIGHUP: --tokenizer-dir: out of memory; what was read before stays in use", g->program);
+    kvr_log_warning("%s: --tokenizer-dir: out of memory; what was read before stays in use", g->program);
 }
 
 /* ---- ids ------------------------------------------------------------------------------------------------ */

@@ -25,6 +25,8 @@ enum { KVR_GIVEN_DIRS_MAX = 64 };
 const char *kvr_given_dir(char *const *dirs, size_t n, const char *model);
 /* name_max: bytes of a model's name. Returns: 0, -1 with the reason, which names the option and what is allowed. */
 int kvr_given_dirs_check(char *const *dirs, size_t n, size_t name_max, char *why, size_t cap);
+/* The folder that one of them names; borrowed from it. */
+const char *kvr_given_dir_path(const char *given);
 bool kvr_dir_has_tokenizer(const char *dir);
 
 struct kvr_given_tokens;

@@ -269,6 +269,7 @@ const char *kvr_openai_error_type(int status)
     case 405:
     case 413: return "invalid_request_error";
     case 404: return "not_found_error";
+    case 429: return "rate_limit_error";
     case 503: return "service_unavailable";
     case 529: return "queue_full";
     case 504: return "timeout_error";

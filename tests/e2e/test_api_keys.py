@@ -2,6 +2,7 @@
 """Keys of the data port (--api-key-file): who may use it, which models, and where a key goes and does not go."""
 import collections
 import concurrent.futures
+import contextlib
 import hashlib
 import http.client
 import json
@@ -150,6 +151,81 @@ def test_a_computed_prompt_was_released_to_a_worker_that_its_key_may_not_use(leg
     wait_for("where the key may go", lambda: own.n == 2)
     assert other.n == 0
     c.close()
+
+
+MIB = 1 << 20
+BUDGET = ("--max-bodies-bytes", "8MiB", "--max-body-size", "2MiB", "--no-router-kv-events")  # 4 MiB are one key's, or address's, share
+
+
+def unfinished(s, key=None, address="127.0.0.1"):
+    """A body of which the end does not come."""
+    c = socket.create_connection(("127.0.0.1", s.port), timeout=30, source_address=(address, 0))
+    who = f"Authorization: Bearer {key}\r\n" if key else ""
+    c.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n{who}Content-Length: {2 * MIB}\r\n\r\n".encode())
+    with contextlib.suppress(OSError):  # refused already
+        c.sendall(b"x" * (MIB + MIB // 2))
+    return c
+
+
+def answered(held):
+    """What those of them that were refused were told."""
+    told = b""
+    for c in held:
+        c.settimeout(0.2)
+        with contextlib.suppress(OSError):
+            told += c.recv(4096)
+        c.close()
+    return told
+
+
+def large(s, key=None):
+    return call(s.port, "POST", "/v1/completions", {"model": "m", "prompt": "x" * MIB, "max_tokens": 1}, bearer(key) if key else {})
+
+
+@pytest.fixture
+def answers(legs):
+    return legs(lambda n, b: (200, answer()))
+
+
+def test_one_keys_slow_uploads_used_up_the_memory_for_the_bodies_of_all(start, answers, tmp_path):
+    path = tmp_path / "keys.yaml"
+    path.write_text(f"keys:\n- {{name: alice, key: {ALICE}}}\n- {{name: bob, key: {BOB}}}\n")
+    s = start(Serve, [answers.spec("both")], "--api-key-file", path, *BUDGET)
+    held = [unfinished(s, BOB) for _ in range(6)]
+    wait_for("refusals", lambda: s.metric("key_refused_total", key="bob", reason="unfinished_bodies") == 4)
+    assert s.metric("http_request_bodies_over_share_total", port="data") == 4 and s.metric("http_request_bodies_refused_total", port="data") == 0
+    assert large(s, ALICE).status == 200
+    assert large(s, BOB).status in (200, 429)  # a body may come in one piece, and was never unfinished then
+    told = answered(held)
+    assert told.count(b"HTTP/1.1 429 ") == 4 and b"Retry-After: 1" in told and b"unfinished" in told and b"rate_limit_error" in told
+    wait_for("memory given back", lambda: s.metric("http_request_bodies_bytes", port="data") == 0)
+    assert large(s, BOB).status == 200 and s.metric("key_refused_total", key="alice", reason="unfinished_bodies") == 0
+
+
+def test_one_addresss_slow_uploads_used_up_the_memory_for_the_bodies_of_all(start, answers):
+    s = start(Serve, [answers.spec("both")], *BUDGET)
+    held = [unfinished(s, address="127.0.0.2") for _ in range(6)]
+    wait_for("refusals", lambda: s.metric("http_request_bodies_over_share_total", port="data") == 4)
+    assert large(s).status == 200
+    assert answered(held).count(b"HTTP/1.1 429 ") == 4
+    wait_for("memory given back", lambda: s.metric("http_request_bodies_bytes", port="data") == 0)
+
+
+def test_a_body_that_its_key_did_not_allow_was_a_503_when_keys_were_read_again(start, answers, tmp_path):
+    """The body is refused when it gets too long for what its key could do when its head came."""
+    path = tmp_path / "keys.yaml"
+    path.write_text(f"keys:\n- {{name: bob, key: {BOB}, max_body_size: 1000}}\n")
+    s = start(Serve, [answers.spec("both")], "--api-key-file", path)
+    with socket.create_connection(("127.0.0.1", s.port), timeout=30) as c:
+        c.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {BOB}\r\nTransfer-Encoding: chunked\r\n\r\n"
+                  f"1\r\n{{\r\n".encode())
+        wait_for("the first byte", lambda: s.metric("http_request_bodies_bytes", port="data") > 0)
+        path.write_text(f"keys:\n- {{name: bob, key: {BOB}}}\n")
+        assert s.post("/reload", None).status == 200
+        c.sendall(b"7d0\r\n" + b" " * 2000 + b"\r\n")
+        told = c.recv(4096)
+    assert told.startswith(b"HTTP/1.1 413 ") and b"max_body_size is 1000" in told, told
+    assert large(s, BOB).status == 200
 
 
 CLASSES = """default_policy_family: usual

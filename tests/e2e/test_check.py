@@ -165,12 +165,18 @@ MISTAKES = [
     "api-key-file: /nonexistent\n",
     "router-policy-config: /nonexistent\n",
     "otlp-endpoint: x\n",
+    "api-key-file: {tmp}/keys.yaml\n",
+    "models-file: {tmp}/models.yaml\nrouter-kv-overlap-score-credit: 0\n",
 ]
+LEFT_ALONE = {"keys.yaml": "keys: [{name: a, key: secret-of-a, policy_class: gone}]\n",
+              "models.yaml": "models: {m: {options: {router-kv-overlap-score-credit: 1}}}\n"}
 
 
 @pytest.mark.parametrize("text", MISTAKES, ids=lambda t: t.splitlines()[-1][:30])
-def test_what_a_check_finds_a_start_refuses_for_the_same_reason(write, text):
-    c = write("c.yaml", text)
+def test_what_a_check_finds_a_start_refuses_for_the_same_reason(write, text, tmp_path):
+    for name, said in LEFT_ALONE.items():
+        write(name, said)
+    c = write("c.yaml", text.replace("{tmp}", str(tmp_path)))
     r = run("check", c)
     assert r.returncode == 1 and len(findings(r)) == 1, r.stderr
     s = run("serve", "--config", c, "--port", free_ports(), "--admin-port", free_ports())
@@ -199,6 +205,36 @@ def test_secrets_and_control_characters_are_not_printed(write):
     r = run("check", c)
     assert r.returncode == 1 and len(findings(r)) == 3 and "api-key=***" in r.stderr and "hush" not in r.stderr + r.stdout
     assert "\x1b" not in r.stderr and "\\x1b[31mred\\x0d\\x0aport: 1" in r.stderr
+
+
+# ---- what one file says of another --------------------------------------------------------------------------
+
+CLASSED = "keys:\n- {name: a, key: secret-of-a, policy_class: fast}\n- {name: b, key: secret-of-b, policy_class: gone}\nanonymous: {policy_class: off}\n"
+
+
+def test_a_key_whose_policy_class_no_queue_has_passed_the_check(write):
+    keys, policy = write("k.yaml", CLASSED), write("p.yaml", POLICY)
+    c = write("c.yaml", f"api-key-file: {keys}\nrouter-policy-config: {policy}\n")
+    for args in ((c,), (keys, policy), (policy, keys)):
+        r = run("check", *args)
+        assert r.returncode == 1 and len(findings(r)) == 2, r.stderr
+        assert f"{keys}:3: policy_class 'gone': " in r.stderr and f"{keys}:4: policy_class 'off': " in r.stderr, r.stderr
+    r = run("check", write("c.yaml", f"api-key-file: {keys}\n"))  # no class at all
+    assert r.returncode == 1 and len(findings(r)) == 3, r.stderr
+    assert run("check", keys).returncode == 0  # of which nobody knows what queues there are
+    r = run("check", keys, policy, write("p2.yaml", "policy_classes: [{name: gone}]\n"))
+    assert r.returncode == 0, r.stderr  # nor which of the two is meant
+    good = write("k.yaml", CLASSED.replace("gone", "slow").replace("off", "fast"))
+    assert run("check", good, policy).returncode == 0 and run("check", write("c.yaml", f"api-key-file: {good}\nrouter-policy-config: {policy}\n")).returncode == 0
+
+
+def test_a_models_credit_without_an_index_passed_the_check(write):
+    models = write("m.yaml", "models:\n  m:\n    options: {router-kv-overlap-score-credit: 0.5}\n  n:\n    options: {router-kv-overlap-score-credit: 0}\n")
+    r = run("check", write("c.yaml", f"models-file: {models}\nrouter-kv-overlap-score-credit: 0\n"))
+    assert r.returncode == 1 and len(findings(r)) == 1, r.stderr
+    assert f"{models}:3: router-kv-overlap-score-credit: 0 is expected" in r.stderr
+    assert run("check", write("c.yaml", f"models-file: {models}\n")).returncode == 0
+    assert run("check", models).returncode == 0
 
 
 # ---- which kind ---------------------------------------------------------------------------------------------
@@ -372,28 +408,6 @@ def test_a_tuned_command_line_of_another_router_is_told_what_changes_nothing(wri
 def test_an_option_that_another_one_switches_off_is_named(args, names):
     r = run("serve", "--check", "--worker", "http://10.0.0.1:1", *args)
     assert r.returncode == 0 and set(warned(r)) == set(names), r.stderr
-
-
-def test_a_key_whose_class_the_policy_lacks_is_a_finding(write):
-    write("classes.yaml", "default_policy_family: usual\nuncached_isl_buckets: [{min_tokens: 0, bucket: all}]\npolicy_classes:\n"
-          "- {name: usual-all, policy_family: usual, cache_bucket: all, request_busy_threshold: 1}\n- {name: slow, request_busy_threshold: 1}\n")
-    keys = write("keys.yaml", "keys:\n- {name: a, key: sk-aaaaaaaaaaaaaaaaaaaa, policy_class: slow}\n- {name: b, key: sk-bbbbbbbbbbbbbbbbbbbb, policy_class: slwo}\n")
-    c = write("c.yaml", f"worker: ['http://10.0.0.1:1']\napi-key-file: {keys}\nrouter-policy-config: {keys.parent}/classes.yaml\n")
-    r = run("check", c)
-    assert r.returncode == 1 and r.stdout.endswith("1 finding\n") and f"{keys}:3: policy_class 'slwo'" in r.stdout + r.stderr, r.stdout
-    keys.write_text(keys.read_text().replace("slwo", "usual"))
-    assert run("check", c).returncode == 0
-    c.write_text(c.read_text().replace("router-policy-config", "# "))
-    assert run("check", c).returncode == 1  # there are no classes at all
-
-
-def test_a_models_credit_without_an_index_is_told_to_have_no_effect(write):
-    models = write("models.yaml", "models:\n  m: {options: {router-kv-overlap-score-credit: 1}}\n")
-    c = write("c.yaml", f"worker: ['http://10.0.0.1:1']\nmodels-file: {models}\nrouter-kv-overlap-score-credit: 0\n")
-    r = run("check", c)
-    assert r.returncode == 0 and "of 'm' has no effect while the router's is 0" in r.stdout, r.stdout
-    c.write_text(c.read_text().replace("credit: 0", "credit: 1"))
-    assert "has no effect" not in run("check", c).stdout
 
 
 def test_check_is_no_key_of_a_file(write):

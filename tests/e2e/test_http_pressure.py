@@ -108,8 +108,8 @@ def test_unfinished_bodies_share_a_budget(start, upstream):
     u = upstream()
     s = start(Serve, [u.spec()], "--no-router-kv-events", "--max-bodies-bytes", "8MiB", "--max-body-size", "5MiB")
     held = []
-    for _ in range(6):  # 3 MiB of 4 each
-        c = socket.create_connection(("127.0.0.1", s.port), timeout=30 * conftest.SLOW)
+    for i in range(6):  # 3 MiB of 4 each; one address has a share of 5 MiB
+        c = socket.create_connection(("127.0.0.1", s.port), timeout=30 * conftest.SLOW, source_address=(f"127.0.0.{i + 2}", 0))
         c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (4 * MB))
         try:
             c.sendall(b"x" * (3 * MB))

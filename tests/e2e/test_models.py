@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """--models-file: aliases, shares of a new model, fallbacks; the file read again, and other names put over the admin port, while requests go on."""
+import concurrent.futures
 import http.client
 import json
 import pathlib
@@ -411,6 +412,36 @@ def test_a_fallback_is_taken_while_all_workers_of_the_model_are_overloaded(start
     assert router.metric("model_fallbacks_total", model="m", fallback="other", reason="unavailable") == 1
     for c in (on_small, on_other):
         c.close()
+
+
+@pytest.mark.parametrize("tokens", [5, 40_000])  # a body of the latter is read on a thread
+def test_a_request_whose_turn_comes_at_an_overloaded_model_was_refused_although_there_is_a_fallback(start, file, tmp_path, tokens):
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("keys: [{name: ci, key: secret-of-ci, tokens_per_second: 1}]\nanonymous: {}\nmodels: {m: {max_concurrent: 9}, small: {max_concurrent: 1}}\n")
+    (spec,), _ = slow_models(start, "m")
+    small = start(Mock, "--model", "small", with_events=False, speedup=1000)
+    router = start(Serve, [spec, small.spec(",model=small")], "--models-file", file(OVERLOADED), "--router-queue-requests", 2, "--api-key-file", keys)
+    wait_for("both models", lambda: {"m", "small"} <= {m["id"] for m in call(router.port, "GET", "/v1/models").json()["data"]})
+    held = [hold(router, "m") for _ in range(2)]
+
+    def waits(model):
+        body = {"model": model, "prompt": [1234567] * tokens, "max_tokens": 1}
+        return call(router.port, "POST", "/v1/completions", body, {"Authorization": "Bearer secret-of-ci"} if model == "m" else {}, timeout=60)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        falls, stays = pool.submit(waits, "m"), pool.submit(waits, "waits")
+        wait_for("both wait", lambda: router.metric("router_queue_pending_requests") == 2)
+        assert router.post("/busy_threshold", {"active_prefill_tokens_threshold": 1000}).status == 200
+        held[1].close()
+        assert served(falls.result()) == "small"
+        assert stays.result().status == 503
+    assert router.metric("model_fallbacks_total", model="m", fallback="small", reason="overloaded") == 1
+    assert router.metric("overload_rejections_total") == 1
+    wait_for("nobody waits", lambda: router.metric("router_queue_pending_requests") == 0)
+    use = {m["model"]: m["use"]["concurrent"] for m in router.get("/api_keys")["models"]}
+    assert use == {"m": 1, "small": 0}, use
+    assert [d["model"] for d in router.get("/decisions") if d["fallback"]] == ["small"]
+    held[0].close()
+    wait_for("idle", router.idle)
 
 
 def test_a_fallback_is_taken_while_the_queue_of_the_model_is_full(start, file, tmp_path):

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """TLS on the ports of `serve` and `select`, and https:// workers: who is believed, what is refused, and certificates that change while requests run."""
+import concurrent.futures
+import contextlib
 import http.client
 import json
 import signal
@@ -152,6 +154,66 @@ def test_clients_need_a_certificate_where_they_must(start, ca, other, pair):
     for port in (s.port, s.admin):
         assert refused_without_a_byte(port, context(ca.file)) and refused_without_a_byte(port, context(ca.file, foreign))
     wait_for("counted", lambda: s.metric("http_tls_handshakes_failed_total", port="data") == 2)
+
+
+def test_sessions_with_a_worker_are_resumed(start, ca, pair):
+    """It closes each connection."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(*pair)
+    seen = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        def serve():
+            with contextlib.suppress(OSError):
+                while True:
+                    with contextlib.suppress(ssl.SSLError), server.wrap_socket(listener.accept()[0], server_side=True) as c:
+                        c.recv(65536)
+                        c.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
+                        seen.append(c.session_reused)
+        threading.Thread(target=serve, daemon=True).start()
+        s = start(Serve, [f"https://127.0.0.1:{listener.getsockname()[1]}"], "--tls-ca", ca.file, "--health-interval", 0.1)
+        wait_for("health checks", lambda: len(seen) > 20)
+    assert sum(seen) >= len(seen) - 5 and not seen[0], seen  # those that began before the first had its ticket have none
+
+
+def test_a_large_body_was_held_three_times_for_a_worker_with_tls(start, ca, pair):
+    """The worker does not read: what is kept is the body, and what was encrypted of it."""
+    sent = 64 << 20
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        server.load_cert_chain(*pair)
+        done, taken = threading.Event(), []
+
+        def serve(c):
+            with contextlib.suppress(OSError), server.wrap_socket(c, server_side=True) as t:
+                head = t.recv(4096)
+                while head and b"POST" not in head:
+                    t.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+                    head = t.recv(4096)
+                if head:
+                    taken.append(len(head))
+                    done.wait(60)
+                    while taken[0] < sent:
+                        taken[0] += len(t.recv(1 << 20))
+                    t.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+        def accept():
+            with contextlib.suppress(OSError):
+                while True:
+                    threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+        threading.Thread(target=accept, daemon=True).start()
+        s = start(Serve, [f"https://127.0.0.1:{listener.getsockname()[1]},model=m"], "--tls-ca", ca.file, "--max-body-size", "80MiB")
+        wait_for("up", lambda: s.get("/workers")[0]["status"] == "up")
+        before = s.rss_kb()
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            a = pool.submit(call, s.port, "POST", "/v1/embeddings", b'{"model": "m", "input": "' + b"x" * sent + b'"}', {"Content-Type": "application/json"}, 120)
+            wait_for("the worker has a part of it", lambda: taken, 30)
+            held = s.rss_kb() - before
+            done.set()
+            assert a.result().status == 200 and taken[0] >= sent
+        print(f"held {held / 1024:.0f} MiB")
+        assert held < (sent >> 10) * 1.25, held
+        wait_for("it is given back", lambda: s.rss_kb() - before < (sent >> 10) * 0.25)
 
 
 def test_a_session_of_before_a_reload_does_not_pass_by_the_new_authority(start, ca, other, pair, tmp_path):

@@ -64,10 +64,10 @@ static void on_request(struct kvr_http_conn *c, void *ctx)
     now->answered++;
 }
 
-static size_t body_room(struct kvr_http_conn *c, void *ctx)
+static void body_room(struct kvr_http_conn *c, void *ctx, struct kvr_http_room *room)
 {
     (void)ctx;
-    return is_strangers(kvr_http_conn_request(c)) ? 0 : SIZE_MAX;
+    if (is_strangers(kvr_http_conn_request(c))) room->bytes = 0;
 }
 
 static void on_gone(struct kvr_http_conn *c, void *ctx)

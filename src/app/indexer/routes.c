@@ -407,10 +407,10 @@ void routes_on_request(struct kvr_http_conn *c, void *ctx)
     }
 }
 
-size_t routes_body_room(struct kvr_http_conn *c, void *ctx)
+void routes_body_room(struct kvr_http_conn *c, void *ctx, struct kvr_http_room *room)
 {
     const struct loop *l = ctx;
-    return kvr_access_body_room(l->indexer->access, kvr_http_conn_request(c));
+    room->bytes = KVR_MIN(room->bytes, kvr_access_body_room(l->indexer->access, kvr_http_conn_request(c)));
 }
 
 void routes_on_gone(struct kvr_http_conn *c, void *ctx)

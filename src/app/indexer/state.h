@@ -265,7 +265,7 @@ const char *listener_state(const struct kvr_view_status *st);
 
 /* routes.c */
 void routes_on_request(struct kvr_http_conn *c, void *ctx);
-size_t routes_body_room(struct kvr_http_conn *c, void *ctx);
+void routes_body_room(struct kvr_http_conn *c, void *ctx, struct kvr_http_room *room);
 void routes_on_gone(struct kvr_http_conn *c, void *ctx);
 void routes_on_drained(struct kvr_http_conn *c, void *ctx);
 

@@ -12,6 +12,8 @@
 #include "app/serve/admin/admin.h"
 #include "app/serve/config/api_keys.h"
 #include "app/serve/config/doors.h"
+#include "app/serve/config/keyring.h"
+#include "app/serve/config/models_config.h"
 #include "app/serve/config/models_file.h"
 #include "app/serve/config/policy_file.h"
 #include "app/serve/discovery/discovery.h"
@@ -55,11 +57,12 @@ static void on_finding(void *arg, const char *text)
     f->ear->wrong(f->ear->arg, f->all.unreadable ? f->key : NULL, text);
 }
 
-static void check_models(const char *path, struct file_check *f)
+/* o: what the router does; NULL: nobody knows. */
+static void check_models(const struct serve_options *o, const char *path, struct file_check *f)
 {
     struct models_file models;
     char err[WHY_MAX];
-    size_t shared = 0, fallbacks = 0;
+    size_t shared = 0, fallbacks = 0, at = 0;
     if (models_file_read_all(path, &models, &f->all, err, sizeof err)) return;
     for (size_t i = 0; i < models.n; i++) {
         shared += models.rules[i].targets_n > 1;
@@ -67,6 +70,7 @@ static void check_models(const char *path, struct file_check *f)
     }
     fact(f->ear, "%s: models: %zu name%s, %zu of them shared among targets, %zu with fallbacks", path, models.n, plural(models.n), shared,
          fallbacks);
+    while (o && models_config_next_misfit(o, path, &models, &at, err, sizeof err)) f->ear->wrong(f->ear->arg, NULL, err);
     models_file_free(&models);
 }
 
@@ -94,46 +98,38 @@ static void check_policy(const char *path, struct file_check *f)
     policy_file_free(&policy);
 }
 
-void serve_check_file(enum serve_file kind, const char *path, const char *key, const struct serve_check_ear *ear)
+static void check_file(const struct serve_options *o, enum serve_file kind, const char *path, const char *key,
+                       const struct serve_check_ear *ear)
 {
     struct file_check f = {.ear = ear, .key = key};
     f.all.fn = on_finding;
     f.all.arg = &f;
     switch (kind) {
-    case SERVE_FILE_MODELS: check_models(path, &f); break;
+    case SERVE_FILE_MODELS: check_models(o, path, &f); break;
     case SERVE_FILE_KEYS: check_keys(path, &f); break;
     case SERVE_FILE_POLICY: check_policy(path, &f); break;
     }
     if (f.all.n >= KVR_YAML_FINDINGS_MAX) ear->wrong(ear->arg, NULL, "there may be more that is wrong with this file");
 }
 
-/* What is wrong with a file is told elsewhere; here, what one says of another. */
-static void check_classes_of_keys(const struct serve_options *o, const struct serve_check_ear *ear)
+void serve_check_file(enum serve_file kind, const char *path, const char *key, const struct serve_check_ear *ear)
+{
+    check_file(NULL, kind, path, key, ear);
+}
+
+/* Of a file that cannot be read it was told already. */
+void serve_check_classes(const char *keys_path, const char *policy_path, const struct serve_check_ear *ear)
 {
     struct policy_file policy = {0};
     struct api_keys keys;
-    char err[WHY_MAX], why[WHY_MAX];
-    if (o->policy_config && policy_file_read(o->policy_config, &policy, err, sizeof err)) return;
-    if (api_keys_read(o->api_key_file, &keys, err, sizeof err) == 0) {
-        if (keyring_check_classes(policy.profiles, policy.n, &keys, o->api_key_file, why, sizeof why)) ear->wrong(ear->arg, NULL, why);
+    char err[WHY_MAX];
+    size_t at = 0;
+    if (policy_path && policy_file_read(policy_path, &policy, err, sizeof err)) return;
+    if (api_keys_read(keys_path, &keys, err, sizeof err) == 0) {
+        while (keyrings_next_classless(keys_path, &keys, policy.profiles, policy.n, &at, err, sizeof err)) ear->wrong(ear->arg, NULL, err);
         api_keys_free(&keys);
     }
     policy_file_free(&policy);
-}
-
-/* A model cannot have an index that the router has not. */
-static void check_credits_of_models(const struct serve_options *o, const struct serve_check_ear *ear)
-{
-    struct models_file models;
-    char err[WHY_MAX];
-    if (o->overlap_credit > 0 || models_file_read(o->models_file, &models, err, sizeof err)) return;
-    for (size_t i = 0; i < models.n; i++) {
-        const struct model_options *m = &models.rules[i].options;
-        if (model_option_is_set(m, MODEL_OVERLAP_CREDIT) && m->values[MODEL_OVERLAP_CREDIT] > 0)
-            fact(ear, "%s:%zu: warning: router-kv-overlap-score-credit of '%s' has no effect while the router's is 0: there is no index",
-                 o->models_file, m->line, models.rules[i].model);
-    }
-    models_file_free(&models);
 }
 
 /* ---- everything -------------------------------------------------------------------------------------- */
@@ -199,10 +195,9 @@ void serve_check(const struct serve_options *o, const struct serve_check_ear *ea
     check_parts(s, ear);
     if (!o->select_only) check_workers(s, ear);
     tell(s, ear);
-    if (o->models_file) serve_check_file(SERVE_FILE_MODELS, o->models_file, "models-file", ear);
+    if (o->models_file) check_file(o, SERVE_FILE_MODELS, o->models_file, "models-file", ear);
     if (o->api_key_file) serve_check_file(SERVE_FILE_KEYS, o->api_key_file, "api-key-file", ear);
     if (o->policy_config) serve_check_file(SERVE_FILE_POLICY, o->policy_config, "router-policy-config", ear);
-    if (o->api_key_file) check_classes_of_keys(o, ear);
-    if (o->models_file) check_credits_of_models(o, ear);
+    if (o->api_key_file) serve_check_classes(o->api_key_file, o->policy_config, ear);
     serve_free(s);
 }

@@ -127,7 +127,7 @@ static struct loop *loop_new(struct serve *s, size_t connections_max, int *rc)
                                         .shared = &s->http,
                                         .tls = s->tls,
                                         .handler = {data_port_on_request, data_port_on_gone, data_port_on_drained, reply_error_body, l},
-                                        .on_refused = note_refused,
+                                        .on_refused = data_port_on_refused,
                                         .body_room = data_port_body_room,
                                         .put_headers = s->o->cors_allow_origin ? data_port_put_headers : NULL};
     if (*rc == 0) *rc = kvr_http_server_start(&l->uv, &sc, &l->server);
@@ -395,6 +395,7 @@ void serve_free(struct serve *s)
     kvr_access_destroy(s->access);
     keyrings_close(s);
     kvr_addresses_destroy(&s->addresses);
+    kvr_addresses_destroy(&s->unfinished);
     kvr_tls_ctx_free(s->tls);
     kvr_tls_ctx_free(s->admin_tls);
     kvr_keys_free(s->remote_keys);
@@ -430,6 +431,8 @@ struct serve *serve_new(const struct serve_options *o)
     kvr_lock_init(&s->keyrings.lock, KVR_LOCK_KEYRING);
     kvr_addresses_init(&s->addresses, o->address_connections);
     if (o->address_connections) s->http.addresses = &s->addresses;
+    kvr_addresses_init(&s->unfinished, o->max_bodies_bytes ? KVR_MAX(o->max_bodies_bytes / 2, o->max_body_size) : 0);
+    s->http.unfinished = &s->unfinished;
     kvr_lock_init(&s->models_lock, KVR_LOCK_MODELS);
     policies_open(s);
     fallback_counts_init(&s->fallback_counts);

@@ -120,6 +120,8 @@ enum serve_file { SERVE_FILE_MODELS, SERVE_FILE_KEYS, SERVE_FILE_POLICY };
 void serve_check(const struct serve_options *options, const struct serve_check_ear *ear);
 /* One of the files that options name. `key` is what a file that cannot be read is told with. */
 void serve_check_file(enum serve_file kind, const char *path, const char *key, const struct serve_check_ear *ear);
+/* Whether keys name queue classes that there are; policy NULL: there are none. Both files were checked. */
+void serve_check_classes(const char *keys, const char *policy, const struct serve_check_ear *ear);
 
 /* Runs until SIGTERM or SIGINT, then drains. Returns: the exit code. */
 int serve_main(const struct serve_options *options);

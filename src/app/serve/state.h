@@ -166,6 +166,7 @@ struct serve {
     uv_loop_t main_loop;
     struct kvr_http_shared http, admin_http; /* of the data port, of the admin port */
     struct kvr_addresses addresses;          /* of the data port */
+    struct kvr_addresses unfinished;         /* bodies there: half of --max-bodies-bytes for each key, or address, but one whole body */
     struct kvr_http_server *admin;
     struct kvr_access *access;           /* who may use it */
     struct keyrings keyrings;            /* who may use the data port */

@@ -14,7 +14,7 @@ void kvr_addresses_init(struct kvr_addresses *a, uint64_t max)
 
 void kvr_addresses_destroy(struct kvr_addresses *a)
 {
-    kvr_map64_clear(&a->open);
+    kvr_map64_clear(&a->had);
     kvr_lock_destroy(&a->lock);
 }
 
@@ -35,24 +35,24 @@ uint64_t kvr_address_of(const struct sockaddr *from)
     return kvr_load_be64(p);
 }
 
-bool kvr_addresses_enter(struct kvr_addresses *a, uint64_t address)
+int kvr_addresses_enter(struct kvr_addresses *a, uint64_t address, uint64_t n)
 {
-    bool ok = true;
-    if (!a->max) return true;
+    int rc = 0;
+    if (!a->max) return 0;
     kvr_lock(&a->lock);
-    uint64_t *n = kvr_map64_get(&a->open, address);
-    if (!n) ok = kvr_map64_put(&a->open, address, 1) == 0;
-    else if (*n >= a->max) ok = false;
-    else ++*n;
+    uint64_t *has = kvr_map64_get(&a->had, address);
+    if (n > a->max - (has ? *has : 0)) rc = -KVR_ELIMIT;
+    else if (has) *has += n;
+    else if (kvr_map64_put(&a->had, address, n)) rc = -KVR_ENOMEM;
     kvr_unlock(&a->lock);
-    return ok;
+    return rc;
 }
 
-void kvr_addresses_leave(struct kvr_addresses *a, uint64_t address)
+void kvr_addresses_leave(struct kvr_addresses *a, uint64_t address, uint64_t n)
 {
     if (!a->max) return;
     kvr_lock(&a->lock);
-    uint64_t *n = kvr_map64_get(&a->open, address);
-    if (n && --*n == 0) kvr_map64_del(&a->open, address);
+    uint64_t *has = kvr_map64_get(&a->had, address);
+    if (has && (*has -= n) == 0) kvr_map64_del(&a->had, address);
     kvr_unlock(&a->lock);
 }

@@ -310,5 +310,5 @@ void kvr__answer_refuse(struct kvr_http_conn *c, int status, const char *message
     if (status == 413) c->server->stats.too_large++;
     else if (status == 408) c->server->stats.timeouts++;
     else c->server->stats.bad_requests++;
-    kvr_http_reply_buf(c, status, "application/json", status == 503 ? "Retry-After: 1\r\n" : NULL, &body);
+    kvr_http_reply_buf(c, status, "application/json", status == 503 || status == 429 ? "Retry-After: 1\r\n" : NULL, &body);
 }

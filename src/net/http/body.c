@@ -88,6 +88,8 @@ void kvr_http_shared_metrics(const struct kvr_http_port *ports, size_t n, struct
 #define ROW(name, type, field, help) {name, type, help, offsetof(struct kvr_http_shared, field)}
         ROW("request_bodies_bytes", "gauge", bodies_held, "Memory held for request bodies, unfinished ones included"),
         ROW("request_bodies_refused_total", "counter", bodies_refused, "Requests answered with 503 as the budget for bodies was used up"),
+        ROW("request_bodies_over_share_total", "counter", bodies_over_share,
+            "Requests answered with 429 as unfinished bodies of their API key, or address, had used up its share of the budget"),
         ROW("write_timeouts_total", "counter", write_timeouts, "Clients cut off because they took nothing of what was queued for them"),
         ROW("answers_broken_total", "counter", answers_broken, "Answers broken off for want of memory"),
         ROW("accept_failures_total", "counter", accept_failures, "Connections that could not be taken for want of memory or descriptors"),

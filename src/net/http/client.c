@@ -15,7 +15,7 @@
 
 #include <string.h>
 
-enum { IDLE_MAX = 1024, INTERIM_MAX = 16 };
+enum { IDLE_MAX = 1024, INTERIM_MAX = 16, CIPHER_PIECE = 256 * 1024 };
 
 struct peer;
 
@@ -41,7 +41,8 @@ struct peer { /* one connection */
     uv_connect_t connect;
     uv_getaddrinfo_t resolve;
     uv_write_t write;
-    struct kvr_body *sent_head, *sent_body; /* what `write` reads, held until its callback */
+    struct kvr_body *sent_head, *sent_body; /* what is being written, held until it was */
+    size_t enciphered;                      /* bytes of sent_body that the TLS session has had */
     struct kvr_tls *tls;                    /* NULL: plain */
     unsigned flushes;                       /* writes of what the session says that are under way */
     llhttp_t parser;
@@ -109,11 +110,20 @@ static void client_maybe_free(struct kvr_http_client *c)
     if (c->closed && c->handles == 0) free(c);
 }
 
+static void stop_holding(struct peer *p)
+{
+    p->writing = false;
+    kvr_body_unref(p->sent_head);
+    kvr_body_unref(p->sent_body);
+    p->sent_head = p->sent_body = NULL;
+}
+
 static void peer_maybe_free(struct peer *p)
 {
     struct kvr_http_client *c = p->client;
     if (p->handles || p->resolving) return;
     kvr_headers_free(&p->headers);
+    stop_holding(p);
     kvr_tls_free(p->tls);
     free(p);
     c->handles--;
@@ -405,13 +415,16 @@ struct flush {
     struct kvr_body *data;
 };
 
+static int send_cipher(struct peer *p);
+
 static void on_flushed(uv_write_t *req, int status)
 {
     struct flush *f = (struct flush *)req;
-    (void)status; /* shows on the read side */
-    f->peer->flushes--;
+    struct peer *p = f->peer;
+    p->flushes--;
     kvr_body_unref(f->data);
     free(f);
+    if (status == 0 && p->state == RECEIVING && p->writing) (void)send_cipher(p); /* an error shows on the read side */
 }
 
 /* Sends what the session has to say. Returns: 0 or a libuv error. */
@@ -457,7 +470,7 @@ static void start_tls(struct peer *p)
 {
     const struct kvr_endpoint *e = &p->call->endpoint;
     p->state = SHAKING_HANDS;
-    p->tls = kvr_tls_connect(e->tls_peer, e->host, e->is_numeric);
+    p->tls = kvr_tls_connect(e->tls_peer, e->host, e->port, e->is_numeric);
     if (!p->tls || uv_read_start((uv_stream_t *)&p->tcp, on_alloc, on_read)) {
         call_failed(p, KVR_HTTP_CONNECT_FAILED, "TLS: no certificates to check the other side with, or no memory");
         return;
@@ -489,14 +502,6 @@ static void take_cipher(struct peer *p, const char *data, size_t n)
 
 /* ---- request ----------------------------------------------------------------------------------------- */
 
-static void stop_holding(struct peer *p)
-{
-    p->writing = false;
-    kvr_body_unref(p->sent_head);
-    kvr_body_unref(p->sent_body);
-    p->sent_head = p->sent_body = NULL;
-}
-
 static void on_written(uv_write_t *w, int status)
 {
     struct peer *p = w->data;
@@ -505,12 +510,21 @@ static void on_written(uv_write_t *w, int status)
     (void)status;
 }
 
-/* The session makes a copy, so that nothing is held. */
-static int send_cipher(struct peer *p, const uv_buf_t *bufs, unsigned n)
+/* On with the request, whose head goes with the first piece of its body. The session makes a copy of what it sends, so a large body is
+ * given to it in pieces, the next one when the kernel has taken the last. */
+static int send_cipher(struct peer *p)
 {
-    bool ok = kvr_tls_write(p->tls, bufs, n);
-    stop_holding(p);
-    return ok ? flush_tls(p) : UV_EPROTO;
+    int rc = 0;
+    p->writing = true;
+    while (rc == 0 && !p->flushes && p->writing) {
+        size_t len = p->sent_body ? p->sent_body->len : 0, n = KVR_MIN(len - p->enciphered, (size_t)CIPHER_PIECE);
+        uv_buf_t bufs[] = {uv_buf_init(p->sent_head->data, p->enciphered ? 0 : (unsigned)p->sent_head->len),
+                           n ? uv_buf_init(p->sent_body->data + p->enciphered, (unsigned)n) : (uv_buf_t){0}};
+        p->enciphered += n;
+        rc = kvr_tls_write(p->tls, bufs, n ? 2 : 1) ? flush_tls(p) : UV_EPROTO;
+        if (p->enciphered == len) stop_holding(p);
+    }
+    return rc;
 }
 
 /* Mostly the kernel takes all of it at once. An error is left to the reading side, where an early answer may be. */
@@ -554,11 +568,12 @@ static int send_request(struct peer *p)
     llhttp_init(&p->parser, HTTP_RESPONSE, &p->client->settings);
     p->sent_head = kvr_body_ref(call->head);
     p->sent_body = kvr_body_ref(call->config.body);
+    p->enciphered = 0;
     bool has_body = p->sent_body && p->sent_body->len;
     uv_buf_t bufs[] = {uv_buf_init(p->sent_head->data, (unsigned)p->sent_head->len),
                        has_body ? uv_buf_init(p->sent_body->data, (unsigned)p->sent_body->len) : (uv_buf_t){0}};
     unsigned n = has_body ? 2 : 1;
-    int rc = p->tls ? send_cipher(p, bufs, n) : send_plain(p, bufs, n);
+    int rc = p->tls ? send_cipher(p) : send_plain(p, bufs, n);
     return rc ? rc : read_answer(p);
 }
 

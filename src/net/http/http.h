@@ -111,9 +111,11 @@ struct kvr_addresses; /* net/http/addresses.h */
  */
 struct kvr_http_shared {
     size_t bodies_max; /* bytes; 0: no limit. A body beyond is refused with 503 and Retry-After; a quarter is for those up to 64 KiB */
-    struct kvr_addresses *addresses; /* NULL: connections are not counted by address */
-    _Atomic uint64_t addresses_refused, bodies_held, bodies_refused, write_timeouts, answers_broken, accept_failures, evicted, delayed,
-        handshakes, handshakes_failed;
+    struct kvr_addresses *addresses;  /* NULL: connections are not counted by address */
+    struct kvr_addresses *unfinished; /* bytes of bodies that are not whole, by their payers' numbers; one that goes beyond is refused with
+                                       * 429. NULL: they are not counted */
+    _Atomic uint64_t addresses_refused, bodies_held, bodies_refused, bodies_over_share, write_timeouts, answers_broken, accept_failures,
+        evicted, delayed, handshakes, handshakes_failed;
     _Atomic uint64_t last_answers, cut_off; /* since kvr_http_server_lame: answers that ended; those that kvr_http_server_close broke off */
 };
 
@@ -143,6 +145,13 @@ struct kvr_http_handler {
     void *ctx;
 };
 
+/* What is wanted of a body that follows a head. */
+struct kvr_http_room {
+    size_t bytes;
+    uint64_t payer; /* whose share of unfinished bodies it counts against: the address of something of theirs; 0: the client's address */
+    int why;        /* the handler's own: what it is told of the body when it is not read */
+};
+
 struct kvr_http_server_config {
     const char *host;
     uint16_t port;   /* 0: any; kvr_http_server_port tells */
@@ -159,10 +168,10 @@ struct kvr_http_server_config {
     /* One that never reaches on_request is about to be answered with `status`; of its request the target and the method are set as far as
      * they came. With the handler's context. NULL: nobody wants to know. */
     void (*on_refused)(struct kvr_http_conn *conn, int status, void *ctx);
-    /* The head of a request is there and a body follows, of which nothing is read yet. Returns: how many bytes of it are wanted. One with
-     * more is handed over at once, without its body (body_unread): a stranger is told no before he has made us hold anything. With the
-     * handler's context. NULL: body_max for everybody. */
-    size_t (*body_room)(struct kvr_http_conn *conn, void *ctx);
+    /* The head of a request is there and a body follows, of which nothing is read yet: how many bytes of it are wanted, body_max unless
+     * this says less. One with more is handed over at once, without its body (body_unread): a stranger is told no before he has made us
+     * hold anything. With the handler's context. NULL: body_max for everybody. */
+    void (*body_room)(struct kvr_http_conn *conn, void *ctx, struct kvr_http_room *room);
     /* Lines that an answer has whatever it says, errors before on_request too: appends to `head`. The request's headers are there when its
      * head has come to an end, else NULL. With the handler's context. NULL: none. */
     void (*put_headers)(struct kvr_http_conn *conn, struct kvr_buf *head, void *ctx);
@@ -204,6 +213,7 @@ struct kvr_http_request {
     size_t body_len;
     bool body_unread;   /* it is larger than body_room allows; it must be answered at once, and the connection ends with the answer */
     uint64_t body_size; /* of a body that is not read: what it says, else what had come */
+    struct kvr_http_room room; /* what body_room has said */
 };
 
 /* Valid until the answer has ended. */

@@ -4,6 +4,7 @@
  * handed over at a time; what comes while it is being answered, or while more than KVR_HTTP_HIGH_WATER is queued for the
  * client, waits in `ahead`.
  */
+#include "net/http/addresses.h"
 #include "net/http/server_internal.h"
 
 #include <string.h>
@@ -13,9 +14,17 @@ enum { BODY_FIRST = 4096, SLACK_MAX = 64 * 1024 };
 
 /* ---- memory ------------------------------------------------------------------------------------------ */
 
+/* The body is whole, or given up. */
+static void leave_share(struct kvr_http_conn *c)
+{
+    if (c->unfinished) kvr_addresses_leave(c->server->shared->unfinished, c->payer, c->unfinished);
+    c->unfinished = 0;
+}
+
 /* The body so far. */
 static void free_arriving(struct kvr_http_conn *c)
 {
+    leave_share(c);
     kvr__bodies_release(c->server->shared, c->arriving.cap);
     kvr_buf_free(&c->arriving);
 }
@@ -59,6 +68,35 @@ static int reserve(struct kvr_http_conn *c, size_t more, uint64_t promised)
     b->data = p;
     b->cap = cap;
     return 0;
+}
+
+static uint64_t payer_of(const struct kvr_http_conn *c)
+{
+    struct sockaddr_storage from = {0};
+    int len = sizeof from;
+    if (c->request.room.payer) return c->request.room.payer;
+    if (c->counted) return c->address;
+    return uv_tcp_getpeername(&c->tcp, (struct sockaddr *)&from, &len) ? 0 : kvr_address_of((struct sockaddr *)&from);
+}
+
+/* After a piece of input, so that a body that has come in one is never counted. */
+static void count_unfinished(struct kvr_http_conn *c)
+{
+    struct kvr_http_shared *shared = c->server->shared;
+    size_t more = c->arriving.cap - c->unfinished;
+    if (!shared->unfinished || !more || c->closing) return;
+    if (!c->unfinished) c->payer = payer_of(c);
+    int rc = kvr_addresses_enter(shared->unfinished, c->payer, more);
+    if (rc == 0) {
+        c->unfinished += more;
+        return;
+    }
+    if (rc == -KVR_ENOMEM) {
+        kvr__answer_refuse(c, 503, "out of memory");
+        return;
+    }
+    atomic_fetch_add(&shared->bodies_over_share, 1);
+    kvr__answer_refuse(c, 429, "too many unfinished request bodies of this client are held at once; try again later");
 }
 
 /* The body is whole: what it does not need goes back. */
@@ -203,12 +241,13 @@ static int leave_body(struct kvr_http_conn *c, uint64_t size)
 
 static int ask_for_room(struct kvr_http_conn *c, const llhttp_t *p)
 {
-    c->room = c->server->config.body_max;
+    struct kvr_http_room *room = &c->request.room;
+    room->bytes = c->server->config.body_max;
     if (!c->server->config.body_room) return 0;
     complete_request(c);
-    c->room = KVR_MIN(c->room, c->server->config.body_room(c, c->server->config.handler.ctx));
+    c->server->config.body_room(c, c->server->config.handler.ctx, room);
     uint64_t promised = p->flags & F_CONTENT_LENGTH ? p->content_length : 0;
-    return promised > c->room || !c->room ? leave_body(c, promised) : 0;
+    return promised > room->bytes || !room->bytes ? leave_body(c, promised) : 0;
 }
 
 /* HTTP/1.0 has no such thing. */
@@ -241,7 +280,7 @@ static int on_body(llhttp_t *p, const char *at, size_t len)
     struct kvr_http_conn *c = conn_of(p);
     size_t max = c->server->config.body_max;
     if (len > max || c->arriving.len > max - len) return fail(c, 413, c->server->too_large);
-    if (c->arriving.len + len > c->room) return leave_body(c, c->arriving.len + len);
+    if (c->arriving.len + len > c->request.room.bytes) return leave_body(c, c->arriving.len + len);
     /* content_length is what is still to come of it */
     int rc = reserve(c, len, p->flags & F_CONTENT_LENGTH ? c->arriving.len + len + p->content_length : 0);
     if (rc == -1) return fail(c, 503, "too many request bodies are held at once; try again later");
@@ -256,6 +295,7 @@ static int on_complete(llhttp_t *p)
 {
     struct kvr_http_conn *c = conn_of(p);
     if (!c->arriving.len) return HPE_PAUSED;
+    leave_share(c);
     trim(c);
     size_t held = c->arriving.cap;
     c->body = kvr_body_take(&c->arriving);
@@ -346,6 +386,7 @@ static size_t parse(struct kvr_http_conn *c, const char *data, size_t len)
             used += (size_t)n;
         }
     }
+    count_unfinished(c);
     return used;
 }
 

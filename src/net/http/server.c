@@ -166,7 +166,7 @@ static void on_conn_closed(uv_handle_t *h)
     *(c->next ? &c->next->prev : &s->oldest) = c->prev;
     *(c->prev ? &c->prev->next : &s->conns) = c->next;
     s->stats.open--;
-    if (c->counted) kvr_addresses_leave(s->shared->addresses, c->address);
+    if (c->counted) kvr_addresses_leave(s->shared->addresses, c->address, 1);
     if (wants_connections(s)) take_connections(s);
     kvr__request_free(c);
     kvr_headers_free(&c->headers);
@@ -368,7 +368,7 @@ static bool may_have_one_more(struct kvr_http_server *s, uint64_t *address)
     struct sockaddr_storage from = {0};
     socklen_t len = sizeof from;
     if (getpeername(s->accepted, (struct sockaddr *)&from, &len) == 0) *address = kvr_address_of((struct sockaddr *)&from);
-    if (kvr_addresses_enter(s->shared->addresses, *address)) return true;
+    if (kvr_addresses_enter(s->shared->addresses, *address, 1) == 0) return true;
     atomic_fetch_add(&s->shared->addresses_refused, 1);
     close(s->accepted);
     s->accepted = -1;
@@ -392,7 +392,7 @@ static bool take_connection(struct kvr_http_server *s, bool *blocked)
     struct kvr_http_conn *c = room ? conn_new(s) : NULL;
     *blocked = !c;
     if (!c) {
-        if (counts) kvr_addresses_leave(s->shared->addresses, address); /* it is counted when it is looked at again */
+        if (counts) kvr_addresses_leave(s->shared->addresses, address, 1); /* it is counted when it is looked at again */
         atomic_fetch_add(room ? &s->shared->accept_failures : &s->shared->delayed, 1);
         return false;
     }

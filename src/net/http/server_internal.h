@@ -43,12 +43,13 @@ struct kvr_http_conn {
     struct kvr_http_request request;
     struct kvr_headers headers;
     struct kvr_buf target;
-    struct kvr_buf arriving;         /* the body, as far as it has come; its capacity counts against the budget */
-    struct kvr_body *body;           /* and when it is whole */
-    struct kvr_buf held;             /* an answer's head that waits for its first piece */
-    struct kvr_buf ahead;            /* bytes that wait for their turn to be parsed */
-    uint64_t deadline_ms;            /* 0: none */
-    size_t room;                     /* bytes of body that the handler wants */
+    struct kvr_buf arriving; /* the body, as far as it has come; its capacity counts against the budget */
+    struct kvr_body *body;   /* and when it is whole */
+    struct kvr_buf held;     /* an answer's head that waits for its first piece */
+    struct kvr_buf ahead;    /* bytes that wait for their turn to be parsed */
+    uint64_t deadline_ms;    /* 0: none */
+    size_t unfinished;       /* of `arriving`, so many bytes count against the share of `payer` */
+    uint64_t payer;
     uint64_t message_ms;             /* when the request that is arriving began, or the waiting for it */
     size_t queued;                   /* bytes in write requests */
     uint64_t queued_total;           /* ever */

@@ -24,6 +24,10 @@ struct kvr_tls_ctx {
 struct kvr_tls {
     SSL *ssl;
     BIO *in, *out; /* owned by ssl */
+    /* of a client: */
+    struct kvr_tls_peer *peer;
+    char *to;       /* whom it speaks to, HOST:PORT */
+    time_t checked; /* when the certificate of the session that it would resume was */
 };
 
 static void why(char *err, size_t cap, const char *what, const char *file)
@@ -180,7 +184,7 @@ static struct kvr_tls *session(SSL *ssl)
         free(t);
         return NULL;
     }
-    *t = (struct kvr_tls){ssl, in, out};
+    *t = (struct kvr_tls){.ssl = ssl, .in = in, .out = out};
     SSL_set_bio(ssl, in, out);
     return t;
 }
@@ -197,20 +201,85 @@ struct kvr_tls *kvr_tls_new(struct kvr_tls_ctx *ctx)
 
 /* ---- the client's side ------------------------------------------------------------------------------- */
 
-/* Made once and never freed, but for what is in ssl. The first is the common one; the others are in a list that only grows. */
+enum { SESSIONS = 512, SESSION_S = 3600 };
+
+/* A session with one server, to be resumed. */
+struct kept {
+    char *to;
+    SSL_SESSION *session;
+    time_t checked; /* when the server's certificate was */
+};
+
+/*
+ * Who is believed, as whom. The values stay until the process ends, since copies of endpoints have their address, and so that connections
+ * of one set are never taken for those of another; they are some hundred bytes. What was made of the files goes with the last user.
+ *
+ * Sessions are kept here, so none is resumed with other credentials, and by the server's host and port, since a resumed session does not
+ * have its certificate looked at again. Therefore one is not used for longer than an hour after that was done, nor when files were read
+ * again since. A place has the last one of those that meet there.
+ */
 struct kvr_tls_peer {
     struct kvr_tls_peer *next; /* fixed once it is in the list */
     char *ca, *cert, *key, *name;
     bool insecure;
-    SSL_CTX *ssl; /* under peers.lock */
+    /* under peers.lock: */
+    SSL_CTX *ssl;          /* NULL: nobody uses it, or it is the common one and was not made yet */
+    struct kept *sessions; /* SESSIONS places; NULL: there was none yet */
+    size_t users;
 };
 
 static struct {
     struct kvr_lock lock;
-    struct kvr_tls_peer common; /* ssl NULL: not made yet */
-    struct kvr_tls_peer *first;
-    size_t n;
+    struct kvr_tls_peer common;
+    struct kvr_tls_peer *first; /* of the others, a list that only grows */
+    size_t made;                /* of the others, that have an ssl */
 } peers = {.lock = KVR_LOCK_STATIC(KVR_LOCK_TLS_TRUST)};
+
+static struct kept *place_of(struct kept *list, const char *to)
+{
+    uint64_t h = 0;
+    for (const char *c = to; *c; c++) h = kvr_mix64(h ^ (unsigned char)*c);
+    return &list[h % SESSIONS];
+}
+
+static void sessions_free(struct kept *list)
+{
+    for (size_t i = 0; list && i < SESSIONS; i++) {
+        SSL_SESSION_free(list[i].session);
+        free(list[i].to);
+    }
+    free(list);
+}
+
+/* A ticket has come, or a handshake of TLS 1.2 is over. Returns: 1: the reference is ours. */
+static int on_session(SSL *ssl, SSL_SESSION *session)
+{
+    const struct kvr_tls *t = SSL_get_app_data(ssl);
+    struct kept fresh = {strdup(t->to), session, SSL_session_reused(ssl) ? t->checked : time(NULL)}, old = fresh;
+    kvr_lock(&peers.lock);
+    struct kvr_tls_peer *p = t->peer;
+    if (fresh.to && p->ssl == SSL_get_SSL_CTX(ssl)) {
+        if (!p->sessions) p->sessions = calloc(SESSIONS, sizeof *p->sessions);
+        struct kept *at = p->sessions ? place_of(p->sessions, t->to) : &old;
+        old = *at;
+        *at = fresh;
+    }
+    kvr_unlock(&peers.lock);
+    free(old.to);
+    if (old.session == session) return 0;
+    SSL_SESSION_free(old.session);
+    return 1;
+}
+
+/* Has the handshake begin with a session of before, if there is one. */
+static void resume_locked(struct kvr_tls *t)
+{
+    const struct kept *k = t->peer->sessions ? place_of(t->peer->sessions, t->to) : NULL;
+    time_t now = time(NULL);
+    if (!k || !k->to || strcmp(k->to, t->to) != 0 || now < k->checked || now - k->checked > SESSION_S) return;
+    t->checked = k->checked;
+    SSL_set_session(t->ssl, k->session);
+}
 
 static SSL_CTX *client_ctx(const struct kvr_tls_peer *p, char *err, size_t cap)
 {
@@ -220,7 +289,8 @@ static SSL_CTX *client_ctx(const struct kvr_tls_peer *p, char *err, size_t cap)
         return NULL;
     }
     set_rules(c);
-    SSL_CTX_set_session_cache_mode(c, SSL_SESS_CACHE_OFF);
+    SSL_CTX_set_session_cache_mode(c, SSL_SESS_CACHE_CLIENT | SSL_SESS_CACHE_NO_INTERNAL);
+    SSL_CTX_sess_set_new_cb(c, on_session);
     if ((p->ca ? SSL_CTX_load_verify_locations(c, p->ca, NULL) : SSL_CTX_set_default_verify_paths(c)) != 1) {
         why(err, cap, "cannot use the certificates of", p->ca ? p->ca : "the system");
     } else if (!p->cert || use_pair(c, p->cert, p->key, err, cap)) {
@@ -241,6 +311,7 @@ static bool copy_text(const char *from, char **to)
 static void peer_clear(struct kvr_tls_peer *p)
 {
     SSL_CTX_free(p->ssl);
+    sessions_free(p->sessions);
     free(p->ca);
     free(p->cert);
     free(p->key);
@@ -288,6 +359,41 @@ static struct kvr_tls_peer *find_peer_locked(const struct kvr_tls_peer_config *c
     return p;
 }
 
+/* What was made of its files, and of sessions with them, to be freed outside of the lock. */
+struct made {
+    SSL_CTX *ssl;
+    struct kept *sessions;
+};
+
+static struct made exchange_locked(struct kvr_tls_peer *p, SSL_CTX *ssl)
+{
+    struct made old = {p->ssl, p->sessions};
+    peers.made += (ssl != NULL) - (size_t)(p->ssl != NULL);
+    p->ssl = ssl;
+    p->sessions = NULL;
+    return old;
+}
+
+static void made_free(struct made m)
+{
+    SSL_CTX_free(m.ssl); /* sessions that have begun hold it */
+    sessions_free(m.sessions);
+}
+
+/* Of those that were got and that nobody has held since. */
+static void drop_unused(void)
+{
+    struct made m;
+    do {
+        m = (struct made){0};
+        kvr_lock(&peers.lock);
+        for (struct kvr_tls_peer *p = peers.first; p && !m.ssl; p = p->next)
+            if (!p->users && p->ssl) m = exchange_locked(p, NULL);
+        kvr_unlock(&peers.lock);
+        made_free(m);
+    } while (m.ssl);
+}
+
 const struct kvr_tls_peer *kvr_tls_peer_get(const struct kvr_tls_peer_config *config, char *err, size_t cap)
 {
     struct kvr_tls_peer *fresh = calloc(1, sizeof *fresh), *there;
@@ -297,25 +403,59 @@ const struct kvr_tls_peer *kvr_tls_peer_get(const struct kvr_tls_peer_config *co
         free(fresh);
         return NULL;
     }
+    drop_unused(); /* before the limit is judged */
     kvr_lock(&peers.lock);
     there = find_peer_locked(config);
-    bool full = !there && peers.n == KVR_TLS_PEERS_MAX;
+    bool full = (!there || !there->ssl) && peers.made >= KVR_TLS_PEERS_MAX;
     if (!there && !full) {
         fresh->next = peers.first;
         peers.first = there = fresh;
-        peers.n++;
+        peers.made++;
         fresh = NULL;
+    } else if (there && !there->ssl && !full) {
+        (void)exchange_locked(there, fresh->ssl);
+        fresh->ssl = NULL;
     }
     kvr_unlock(&peers.lock);
     if (full) snprintf(err, cap, "there are %d sets of TLS files already", KVR_TLS_PEERS_MAX);
     if (fresh) peer_clear(fresh);
     free(fresh);
-    return there;
+    return full ? NULL : there;
+}
+
+static struct kvr_tls_peer *own(const struct kvr_tls_peer *p)
+{
+    return (struct kvr_tls_peer *)(uintptr_t)p;
+}
+
+void kvr_tls_peer_hold(const struct kvr_tls_peer *p)
+{
+    if (!p) return;
+    kvr_lock(&peers.lock);
+    own(p)->users++;
+    kvr_unlock(&peers.lock);
+}
+
+void kvr_tls_peer_let_go(const struct kvr_tls_peer *p)
+{
+    if (!p) return;
+    kvr_lock(&peers.lock);
+    struct made m = --own(p)->users ? (struct made){0} : exchange_locked(own(p), NULL);
+    kvr_unlock(&peers.lock);
+    made_free(m);
 }
 
 struct kvr_tls_peer_config kvr_tls_peer_told(const struct kvr_tls_peer *p)
 {
     return (struct kvr_tls_peer_config){p->ca, p->cert, p->key, p->name, p->insecure};
+}
+
+static bool is_used(const struct kvr_tls_peer *p)
+{
+    kvr_lock(&peers.lock);
+    bool used = p->ssl != NULL;
+    kvr_unlock(&peers.lock);
+    return used;
 }
 
 int kvr_tls_peers_reload(char *err, size_t cap)
@@ -326,17 +466,17 @@ int kvr_tls_peers_reload(char *err, size_t cap)
     struct kvr_tls_peer *p = peers.first;
     kvr_unlock(&peers.lock);
     for (; p; p = p->next) { /* the list only grows, at its head */
-        SSL_CTX *fresh = client_ctx(p, text, sizeof text), *old;
-        if (!fresh) {
+        SSL_CTX *fresh = is_used(p) ? client_ctx(p, text, sizeof text) : NULL;
+        if (!fresh && is_used(p)) {
             if (rc == 0) snprintf(err, cap, "%s", text);
             rc = -1;
-            continue;
         }
+        if (!fresh) continue;
+        struct made old = {fresh, NULL};
         kvr_lock(&peers.lock);
-        old = p->ssl;
-        p->ssl = fresh;
+        if (p->ssl) old = exchange_locked(p, fresh);
         kvr_unlock(&peers.lock);
-        SSL_CTX_free(old);
+        made_free(old);
     }
     return rc;
 }
@@ -347,6 +487,7 @@ void kvr_tls_peers_files(void (*fn)(void *ctx, const char *path), void *ctx)
     const struct kvr_tls_peer *p = peers.first;
     kvr_unlock(&peers.lock);
     for (; p; p = p->next) { /* the list only grows, at its head; the names of files do not change */
+        if (!is_used(p)) continue;
         const char *const files[] = {p->ca, p->cert, p->key};
         for (size_t i = 0; i < KVR_ARRAY_LEN(files); i++)
             if (files[i]) fn(ctx, files[i]);
@@ -360,15 +501,28 @@ static bool expect_name(SSL *ssl, const char *name, bool is_numeric)
                       : SSL_set1_host(ssl, name) == 1 && SSL_set_tlsext_host_name(ssl, name) == 1;
 }
 
-struct kvr_tls *kvr_tls_connect(const struct kvr_tls_peer *peer, const char *host, bool is_numeric)
+/* A server's sessions are apart by its whole address: behind two ports of a host there may be two. */
+static bool remember_whom(struct kvr_tls *t, struct kvr_tls_peer *peer, const char *host, uint16_t port)
+{
+    size_t cap = strlen(host) + sizeof ":65535";
+    t->peer = peer;
+    t->to = malloc(cap);
+    if (t->to) snprintf(t->to, cap, "%s:%u", host, port);
+    SSL_set_app_data(t->ssl, t);
+    return t->to;
+}
+
+struct kvr_tls *kvr_tls_connect(const struct kvr_tls_peer *to, const char *host, uint16_t port, bool is_numeric)
 {
     static const unsigned char protocols[] = "\x08http/1.1";
+    struct kvr_tls_peer *peer = to ? own(to) : &peers.common;
     char unused[320];
     kvr_lock(&peers.lock);
-    if (!peer) peer = &peers.common;
     if (!peer->ssl && peer == &peers.common) peers.common.ssl = client_ctx(peer, unused, sizeof unused);
     struct kvr_tls *t = session(peer->ssl ? SSL_new(peer->ssl) : NULL);
-    bool ok = t && (peer->name ? expect_name(t->ssl, peer->name, false) : expect_name(t->ssl, host, is_numeric));
+    bool ok = t && remember_whom(t, peer, host, port) &&
+              (peer->name ? expect_name(t->ssl, peer->name, false) : expect_name(t->ssl, host, is_numeric));
+    if (ok) resume_locked(t);
     kvr_unlock(&peers.lock);
     if (ok && SSL_set_alpn_protos(t->ssl, protocols, sizeof protocols - 1) == 0) {
         SSL_set_connect_state(t->ssl);
@@ -409,8 +563,15 @@ bool kvr_tls_was_closed(const struct kvr_tls *t)
 void kvr_tls_free(struct kvr_tls *t)
 {
     if (!t) return;
+    if (t->to && SSL_is_init_finished(t->ssl)) SSL_set_shutdown(t->ssl, SSL_SENT_SHUTDOWN); /* else its session could not be resumed */
     SSL_free(t->ssl);
+    free(t->to);
     free(t);
+}
+
+bool kvr_tls_is_resumed(const struct kvr_tls *t)
+{
+    return SSL_session_reused(t->ssl);
 }
 
 bool kvr_tls_is_up(const struct kvr_tls *t)

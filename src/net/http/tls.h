@@ -29,7 +29,8 @@ int64_t kvr_tls_ctx_expires(struct kvr_tls_ctx *ctx);
 
 /*
  * Whom this process believes when it connects to others, and who it says it is. One for all (kvr_tls_trust), and further ones for peers
- * that need their own. They are made once for each set of values and stay until the process ends, so that whoever has one may keep it.
+ * that need their own, one for each set of values. Whoever has one may keep its address; what was made of its files goes when nobody holds
+ * it any more, and nobody can be connected to with it then, until it is got again.
  */
 struct kvr_tls_peer_config {
     const char *ca;          /* certificates in a PEM file; NULL: the system's */
@@ -45,17 +46,23 @@ struct kvr_tls_peer;
 /* For peers that name none. Before other threads, or again later, for sessions that begin then; when it fails, what was trusted before
  * stays. Returns: 0, or -1 with the reason in err. */
 int kvr_tls_trust(const struct kvr_tls_peer_config *config, char *err, size_t cap);
-/* Texts are copied. Returns: the one of these values, new or not; NULL with the reason in err. Any thread. */
+/* Texts are copied. Returns: the one of these values, new or not; NULL with the reason in err. It is good until another one is got, or for
+ * as long as it is held. Threads: one. */
 const struct kvr_tls_peer *kvr_tls_peer_get(const struct kvr_tls_peer_config *config, char *err, size_t cap);
+/* Any thread; NULL is fine. */
+void kvr_tls_peer_hold(const struct kvr_tls_peer *peer);
+void kvr_tls_peer_let_go(const struct kvr_tls_peer *peer);
 /* What it was made of; borrowed for good. Any thread. */
 struct kvr_tls_peer_config kvr_tls_peer_told(const struct kvr_tls_peer *peer);
-/* Reads the files of all but the common one again; those that cannot be read stay as they were. Returns: 0, or -1 with the first reason. */
+/* Reads the files of all but the common one that are held again; those that cannot be read stay as they were. Returns: 0, or -1 with the
+ * first reason. */
 int kvr_tls_peers_reload(char *err, size_t cap);
-/* The files of all but the common one, each once for each peer that has it. */
+/* The files of these, each once for each peer that has it. */
 void kvr_tls_peers_files(void (*fn)(void *ctx, const char *path), void *ctx);
-/* The client's side, to a host whose name or address the certificate must have. `peer` NULL: the common one. NULL: no memory, or nobody
- * is trusted. */
-struct kvr_tls *kvr_tls_connect(const struct kvr_tls_peer *peer, const char *host, bool is_numeric);
+/* The client's side, to a host whose name or address the certificate must have; it resumes a session of before with that host, port and
+ * peer where the server takes it. `peer` NULL: the common one. NULL: no memory, or nobody is trusted. */
+struct kvr_tls *kvr_tls_connect(const struct kvr_tls_peer *peer, const char *host, uint16_t port, bool is_numeric);
+bool kvr_tls_is_resumed(const struct kvr_tls *t); /* its handshake is over, and was short */
 /* Goes on with a handshake. 1: it is over, 0: more must be fed, -1: it failed, err says why. What it has to say is pending. */
 int kvr_tls_handshake(struct kvr_tls *t, char *err, size_t cap);
 bool kvr_tls_was_closed(const struct kvr_tls *t); /* the other side has said goodbye: what came before is whole */

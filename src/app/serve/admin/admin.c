@@ -697,10 +697,10 @@ static void on_request(struct kvr_http_conn *c, void *ctx)
     selection_release(s); /* it may have brought a worker */
 }
 
-static size_t body_room(struct kvr_http_conn *c, void *ctx)
+static void body_room(struct kvr_http_conn *c, void *ctx, struct kvr_http_room *room)
 {
     const struct serve *s = ctx;
-    return kvr_access_body_room(s->access, kvr_http_conn_request(c));
+    room->bytes = KVR_MIN(room->bytes, kvr_access_body_room(s->access, kvr_http_conn_request(c)));
 }
 
 static void on_gone(struct kvr_http_conn *c, void *ctx)

@@ -83,6 +83,42 @@ static const struct reloadable {
     {RELOAD_WORKERS, workers_paths, discovery_reload, "--discovery-target", "nothing is changed"},
 };
 
+/* ---- folders of tokenizers ---------------------------------------------------------------------------- */
+
+static uint64_t look_at_folder(const char *dir)
+{
+    static const char *const files[] = {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"};
+    char path[4096];
+    uint64_t look = 0;
+    for (size_t i = 0; i < KVR_ARRAY_LEN(files); i++) {
+        snprintf(path, sizeof path, "%s/%s", dir, files[i]);
+        look = file_look(look, path);
+    }
+    return look;
+}
+
+static void note_folders(struct serve *s)
+{
+    for (size_t i = 0; i < s->o->tokenizer_dirs_n; i++)
+        s->reloads.folders[i].read_look = look_at_folder(kvr_given_dir_path(s->o->tokenizer_dirs[i]));
+}
+
+/* As watch() does; each folder by itself, as ids of one that is read again have to earn trust anew. */
+static void watch_folders(struct serve *s)
+{
+    bool used = s->tokenizers || s->given_tokens;
+    for (size_t i = 0; used && i < s->o->tokenizer_dirs_n; i++) {
+        const char *dir = kvr_given_dir_path(s->o->tokenizer_dirs[i]);
+        uint64_t look = look_at_folder(dir), seen = s->reloads.folders[i].last_look;
+        s->reloads.folders[i].last_look = look;
+        if (look == s->reloads.folders[i].read_look || look != seen) continue;
+        s->reloads.folders[i].read_look = look;
+        kvr_log("kvroute %s: --watch-files: --tokenizer-dir: %s: read again", s->o->select_only ? "select" : "serve", dir);
+        tokenizers_reload(s, dir);
+        kvr_given_tokens_reload(s->given_tokens);
+    }
+}
+
 /* ---- one file ---------------------------------------------------------------------------------------- */
 
 enum result { TAKEN, UNCHANGED, REFUSED };
@@ -126,26 +162,10 @@ int reload_file(struct serve *s, enum reload_file file, const char *by, char *er
     return 0;
 }
 
-/* Of the folders of --tokenizer-dir ([MODEL=]DIR): the folder, for what comes and goes, and what is read there. */
-static uint64_t look_at_tokenizers(const struct serve_options *o)
-{
-    static const char *const files[] = {"", "/tokenizer.json", "/tokenizer_config.json", "/chat_template.jinja", "/config.json"};
-    char path[4096];
-    uint64_t look = 0;
-    for (size_t i = 0; i < o->tokenizer_dirs_n; i++) {
-        const char *model = strchr(o->tokenizer_dirs[i], '='), *dir = model ? model + 1 : o->tokenizer_dirs[i];
-        for (size_t k = 0; k < KVR_ARRAY_LEN(files); k++) {
-            int n = snprintf(path, sizeof path, "%s%s", dir, files[k]);
-            if (n > 0 && n < (int)sizeof path) look = file_look(look, path);
-        }
-    }
-    return look;
-}
-
 void reload_begin(struct serve *s)
 {
     if (s->o->config) s->reloads.config_look = file_look(0, s->o->config);
-    s->reloads.tokenizers_look = s->reloads.tokenizers_last = look_at_tokenizers(s->o);
+    note_folders(s);
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) {
         struct paths p = {0};
         struct reload_mark now;
@@ -172,19 +192,6 @@ static bool watch(struct serve *s, const struct reloadable *row)
     return true;
 }
 
-/* As the others, but for being read on a thread of its own. */
-static void watch_tokenizers(struct serve *s)
-{
-    struct reloads *r = &s->reloads;
-    uint64_t look = s->o->tokenizer_dirs_n ? look_at_tokenizers(s->o) : 0, seen = r->tokenizers_last;
-    r->tokenizers_last = look;
-    if (look == r->tokenizers_look || look != seen) return;
-    r->tokenizers_look = look;
-    tokenizers_reload(s);
-    kvr_given_tokens_reload(s->given_tokens);
-    kvr_log("kvroute %s: --watch-files: --tokenizer-dir: read again", s->o->select_only ? "select" : "serve");
-}
-
 void reload_tick(struct serve *s)
 {
     if (s->o->watch_files <= 0 || now_ms() < s->reloads.due_ms) return;
@@ -193,7 +200,7 @@ void reload_tick(struct serve *s)
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
         if (rows[i].file != RELOAD_WORKERS) any = watch(s, &rows[i]) || any; /* which is looked at in any case */
     if (any) policies_warn_of_keys(s);
-    watch_tokenizers(s);
+    watch_folders(s);
 }
 
 /* ---- all of them ------------------------------------------------------------------------------------- */
@@ -225,7 +232,8 @@ static bool reload_row(struct serve *s, const struct reloadable *row, const char
 /* What others read or open, on threads of their own: the log tells how it ended. */
 static void begin_others(struct serve *s, struct kvr_buf *out)
 {
-    tokenizers_reload(s);
+    note_folders(s);
+    tokenizers_reload(s, NULL);
     kvr_given_tokens_reload(s->given_tokens);
     for (size_t i = 0; i < s->o->tokenizer_dirs_n; i++) put_file(out, "tokenizers", s->o->tokenizer_dirs[i], "begun", NULL);
     kvr_line_log_reopen(s->access_log);

@@ -13,8 +13,9 @@
 enum { LABELLED_MAX = 256 }; /* keys with metrics of their own; the others share those of OTHERS */
 #define OTHERS "_other"
 
-static const char *const refusals[KEY_REFUSALS] = {"missing",       "unknown",     "expired",  "model", "body_size",
-                                                   "prompt_tokens", "concurrency", "requests", "tokens"};
+static const char *const refusals[KEY_REFUSALS] = {"missing",  "unknown",   "unlike_keys",      "expired",
+                                                   "model",    "body_size", "prompt_tokens",    "concurrency",
+                                                   "requests", "tokens",    "unfinished_bodies"};
 
 /* ---- use --------------------------------------------------------------------------------------------- */
 
@@ -216,21 +217,24 @@ static bool has_class(const struct policy_profile *profiles, size_t n, const str
     return found;
 }
 
-int keyring_check_classes(const struct policy_profile *profiles, size_t n, const struct api_keys *f, const char *path, char *err,
-                          size_t cap)
+bool keyrings_next_classless(const char *path, const struct api_keys *f, const struct policy_profile *profiles, size_t n, size_t *at,
+                             char *err, size_t cap)
 {
-    const struct api_key *wrong = f->has_anonymous && !has_class(profiles, n, &f->anonymous) ? &f->anonymous : NULL;
-    for (size_t i = 0; i < f->n && !wrong; i++)
-        if (!has_class(profiles, n, &f->keys[i])) wrong = &f->keys[i];
-    if (!wrong) return 0;
-    snprintf(err, cap, "%.300s:%zu: policy_class '%s': a class without a family, or a family, of --router-policy-config is expected", path,
-             wrong->line, wrong->policy_class);
-    return -1;
+    for (; *at < f->n + f->has_anonymous; ++*at) {
+        const struct api_key *k = *at < f->n ? &f->keys[*at] : &f->anonymous;
+        if (has_class(profiles, n, k)) continue;
+        snprintf(err, cap, "%.300s:%zu: policy_class '%s': a class without a family, or a family, of --router-policy-config is expected",
+                 path, k->line, k->policy_class);
+        ++*at;
+        return true;
+    }
+    return false;
 }
 
 static int check_classes(const struct serve *s, const struct api_keys *f, char *err, size_t cap)
 {
-    return keyring_check_classes(s->profiles, s->profiles_n, f, s->keyrings.path, err, cap);
+    size_t at = 0;
+    return keyrings_next_classless(s->keyrings.path, f, s->profiles, s->profiles_n, &at, err, cap) ? -1 : 0;
 }
 
 bool keyrings_have_classes(const struct serve *s, char *err, size_t cap)

@@ -25,11 +25,13 @@
 #include "net/http/http.h"
 
 struct kvr_prom_page;
+struct policy_profile;
 struct serve;
 
 enum key_refusal {
     KEY_REFUSED_MISSING,
     KEY_REFUSED_UNKNOWN,
+    KEY_REFUSED_UNLIKE,
     KEY_REFUSED_EXPIRED,
     KEY_REFUSED_MODEL,
     KEY_REFUSED_BODY,
@@ -37,6 +39,7 @@ enum key_refusal {
     KEY_REFUSED_CONCURRENT,
     KEY_REFUSED_REQUESTS,
     KEY_REFUSED_TOKENS,
+    KEY_REFUSED_UNFINISHED,
     KEY_REFUSALS
 };
 
@@ -73,10 +76,9 @@ int keyrings_open(struct serve *s, char *err, size_t cap);
 int keyrings_reload(struct serve *s, char *err, size_t cap);
 /* Whether the policy that is in force has the classes that keys name; if not, the first that it has not in err. The main loop's. */
 bool keyrings_have_classes(const struct serve *s, char *err, size_t cap);
-struct policy_profile;
-/* Does each key of a file name a class that a profile has, or none? Returns: 0, or -1 with file, line and what is allowed in err. */
-int keyring_check_classes(const struct policy_profile *profiles, size_t n, const struct api_keys *f, const char *path, char *err,
-                          size_t cap);
+/* The next key of a file, from *at on, whose policy_class none of the profiles has: true, with what is wrong in err. */
+bool keyrings_next_classless(const char *path, const struct api_keys *f, const struct policy_profile *profiles, size_t n, size_t *at,
+                             char *err, size_t cap);
 void keyrings_close(struct serve *s);
 /* Names, limits and use of each; no secret. */
 void keyrings_write(struct serve *s, struct kvr_buf *out);

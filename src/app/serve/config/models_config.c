@@ -32,17 +32,18 @@ static bool make_tag(const struct models_file *f, char out[MODELS_TAG])
     return good;
 }
 
-/* What an option of a model needs of the router's. */
-static int check_options(const struct serve_options *o, const char *name, const struct models_file *f, char *err, size_t cap)
+bool models_config_next_misfit(const struct serve_options *o, const char *name, const struct models_file *f, size_t *at, char *err,
+                               size_t cap)
 {
-    for (size_t i = 0; i < f->n; i++) {
-        const struct model_options *m = &f->rules[i].options;
+    for (; *at < f->n; ++*at) {
+        const struct model_options *m = &f->rules[*at].options;
         if (o->overlap_credit > 0 || model_option(m, MODEL_OVERLAP_CREDIT, 0) <= 0) continue;
         snprintf(err, cap, "%s:%zu: router-kv-overlap-score-credit: 0 is expected, because it is 0 for all models: there is no index", name,
                  m->line);
-        return -1;
+        ++*at;
+        return true;
     }
-    return 0;
+    return false;
 }
 
 /* text NULL: reads the file. NULL with the reason in err. */
@@ -56,8 +57,8 @@ static struct models_config *config_new(struct serve *s, const void *text, size_
     c->since = (int64_t)time(NULL);
     const char *name = text ? "body" : s->o->models_file;
     int rc = text ? models_file_parse(name, text, len, &c->file, err, cap) : models_file_read(name, &c->file, err, cap);
-    if (rc == 0) rc = check_options(s->o, name, &c->file, err, cap);
-    if (rc == 0 && make_tag(&c->file, c->tag)) return c;
+    size_t at = 0;
+    if (rc == 0 && !models_config_next_misfit(s->o, name, &c->file, &at, err, cap) && make_tag(&c->file, c->tag)) return c;
     models_file_free(&c->file);
     free(c);
     return NULL;

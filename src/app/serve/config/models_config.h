@@ -9,12 +9,14 @@
 #ifndef KVR_SERVE_MODELS_CONFIG_H
 #define KVR_SERVE_MODELS_CONFIG_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 struct kvr_buf;
 struct kvr_prom_page;
 struct models_file;
 struct serve;
+struct serve_options;
 
 enum { MODELS_TAG = 20 }; /* bytes of a tag, with its quotes and the end */
 
@@ -28,6 +30,9 @@ int models_config_put(struct serve *s, const void *text, size_t len, char *err, 
 void models_config_tag(struct serve *s, char out[MODELS_TAG]);
 /* What is in force, where it came from and when, as a JSON object. */
 void models_config_write(struct serve *s, struct kvr_buf *b);
+/* The next model of a file, from *at on, that has an option which does not go with the router's: true, with what is wrong in err. */
+bool models_config_next_misfit(const struct serve_options *o, const char *name, const struct models_file *f, size_t *at, char *err,
+                               size_t cap);
 void models_config_metrics(struct serve *s, struct kvr_prom_page *out);
 
 /* Give it back. NULL: there is none. */

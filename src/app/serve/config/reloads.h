@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include "net/http/digest.h"
+#include "token/given.h"
 
 enum reload_file {
     RELOAD_API_KEYS,
@@ -36,9 +37,11 @@ struct reloads {
         struct reload_mark mark;       /* of what is in force */
         uint64_t read_look, last_look; /* how its files looked when they were read; when they were looked at the last time (file_look.h) */
     } of[RELOAD_FILES_N];
-    uint64_t tokenizers_look, tokenizers_last; /* of the folders when they were read; the last time */
-    uint64_t config_look;                      /* of --config at the start, when alone it is read */
-    uint64_t due_ms;                           /* the next look, with --watch-files */
+    struct {
+        uint64_t read_look, last_look;
+    } folders[KVR_GIVEN_DIRS_MAX]; /* the same of --tokenizer-dir */
+    uint64_t config_look;          /* of --config at the start, when alone it is read */
+    uint64_t due_ms;               /* the next look, with --watch-files */
 };
 
 struct kvr_prom_page;

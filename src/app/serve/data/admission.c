@@ -56,39 +56,64 @@ static const struct api_key *key_of(const struct keyring *ring, struct kvr_text 
     return ring->file.has_anonymous ? &ring->file.anonymous : NULL;
 }
 
-size_t admission_body_room(struct serve *s, const struct kvr_headers *h)
+/* The key of who sends this head, which has not expired. NULL: there is none, for that reason. *k: the one that has, too. */
+static const struct api_key *judge_key(const struct keyring *ring, const struct kvr_headers *h, const struct api_key **k,
+                                       enum key_refusal *why)
+{
+    bool several;
+    struct kvr_text secret = presented(h, &several);
+    *k = several ? NULL : key_of(ring, secret);
+    *why = several ? KEY_REFUSED_UNLIKE : *k ? KEY_REFUSED_EXPIRED : secret.len ? KEY_REFUSED_UNKNOWN : KEY_REFUSED_MISSING;
+    return *k && !has_expired(*k) ? *k : NULL;
+}
+
+static struct refusal refusal_of(enum key_refusal why)
+{
+    static const char *const texts[KEY_REFUSALS] = {
+        [KEY_REFUSED_MISSING] = "an API key is required: Authorization: Bearer KEY, x-api-key or api-key",
+        [KEY_REFUSED_UNKNOWN] = "the API key is not known here",
+        [KEY_REFUSED_UNLIKE] = "Authorization, x-api-key and api-key carry unlike keys",
+    };
+    if (why == KEY_REFUSED_EXPIRED) return (struct refusal){.status = 403, .code = "expired_api_key", .text = "the API key has expired"};
+    return (struct refusal){.status = why == KEY_REFUSED_UNLIKE ? 400 : 401, .code = "invalid_api_key", .text = texts[why]};
+}
+
+void admission_body_room(struct serve *s, const struct kvr_headers *h, struct kvr_http_room *room)
 {
     struct keyring *ring = keyring_hold(&s->keyrings);
-    if (!ring) return SIZE_MAX;
-    bool several;
-    const struct api_key *k = key_of(ring, presented(h, &several));
-    size_t room = !k || several || has_expired(k) ? 0 : k->limits.max_body_size ? k->limits.max_body_size : SIZE_MAX;
+    const struct api_key *k;
+    enum key_refusal why;
+    if (!ring) return;
+    if (!judge_key(ring, h, &k, &why)) {
+        room->bytes = 0;
+        room->why = (int)why;
+    } else {
+        if (k->limits.max_body_size) room->bytes = KVR_MIN(room->bytes, k->limits.max_body_size);
+        if (k != &ring->file.anonymous) room->payer = (uint64_t)(uintptr_t)k->use; /* no address of a client is as small */
+        room->why = KEY_REFUSED_BODY;
+    }
     keyring_let_go(ring);
-    return room;
+}
+
+void admission_count_unfinished(struct serve *s, const struct kvr_http_request *head)
+{
+    struct keyring *ring = keyring_hold(&s->keyrings);
+    const struct api_key *k = NULL;
+    enum key_refusal why;
+    if (ring && judge_key(ring, head->headers, &k, &why)) key_use_refused(k->use, KEY_REFUSED_UNFINISHED);
+    keyring_let_go(ring);
 }
 
 /* Returns: the key of a request, which has not expired; or NULL with the refusal. */
 static const struct api_key *find_key(struct serve *s, const struct keyring *ring, const struct kvr_headers *h, struct refusal *no)
 {
-    bool several;
-    struct kvr_text secret = presented(h, &several);
-    bool has = secret.len != 0;
-    const struct api_key *k = several ? NULL : key_of(ring, secret);
-    if (several) {
-        *no = (struct refusal){.status = 400, .code = "invalid_api_key", .text = "Authorization, x-api-key and api-key carry unlike keys"};
-        atomic_fetch_add_explicit(&s->keyrings.nobody[KEY_REFUSED_UNKNOWN], 1, memory_order_relaxed);
-    } else if (!k) {
-        *no = (struct refusal){.status = 401,
-                               .code = "invalid_api_key",
-                               .text = has ? "the API key is not known here"
-                                           : "an API key is required: Authorization: Bearer KEY, x-api-key or api-key"};
-        atomic_fetch_add_explicit(&s->keyrings.nobody[has ? KEY_REFUSED_UNKNOWN : KEY_REFUSED_MISSING], 1, memory_order_relaxed);
-    } else if (has_expired(k)) {
-        *no = (struct refusal){.status = 403, .code = "expired_api_key", .text = "the API key has expired"};
-        key_use_refused(k->use, KEY_REFUSED_EXPIRED);
-        k = NULL;
-    }
-    return k;
+    const struct api_key *k;
+    enum key_refusal why;
+    if (judge_key(ring, h, &k, &why)) return k;
+    *no = refusal_of(why);
+    if (k) key_use_refused(k->use, why);
+    else atomic_fetch_add_explicit(&s->keyrings.nobody[why], 1, memory_order_relaxed);
+    return NULL;
 }
 
 bool admission_look(struct serve *s, struct kvr_http_conn *c, struct admission_look *out)
@@ -172,6 +197,17 @@ enum outcome admission_begin(struct request *r, const struct kvr_http_request *h
         return refuse_size(r, KEY_REFUSED_BODY, "the request body", body_len, l->max_body_size, "max_body_size");
     enum outcome o = enter(r, a->key->use, l, "key", &a->in_key);
     return o == OUTCOME_DONE ? take_request(r, a->key->use, l, "key") : o;
+}
+
+void admission_refuse_unread(struct request *r, const struct kvr_http_request *head)
+{
+    const struct kvr_http_room *room = &head->room;
+    if (room->why == KEY_REFUSED_BODY) {
+        (void)refuse_size(r, KEY_REFUSED_BODY, "the request body", head->body_size, room->bytes, "max_body_size");
+        return;
+    }
+    r->refusal = refusal_of((enum key_refusal)room->why);
+    key_use_refused(r->admission.key->use, (enum key_refusal)room->why);
 }
 
 static void take_class(struct request *r)
@@ -274,6 +310,19 @@ void admission_close(struct request *r)
     if (a->in_model) key_use_leave(a->model->use);
     keyring_let_go(a->ring);
     *a = (struct admission){0};
+}
+
+void admission_again(struct request *r)
+{
+    struct admission *a = &r->admission;
+    if (!a->key) return;
+    if (a->taken > 0) key_use_correct(a->key->use, &a->key->limits, KEY_BUCKET_TOKENS, -a->taken);
+    if (a->taken > 0 && a->model) key_use_correct(a->model->use, &a->model->limits, KEY_BUCKET_TOKENS, -a->taken);
+    if (a->model) key_use_correct(a->model->use, &a->model->limits, KEY_BUCKET_REQUESTS, -1);
+    if (a->in_model) key_use_leave(a->model->use);
+    a->in_model = false;
+    a->model = NULL;
+    a->taken = 0;
 }
 
 void admission_keep_to_workers(const struct request *r, struct kvr_router_request *rq)

@@ -18,13 +18,19 @@
 
 #include "app/serve/data/request.h"
 
-/* How much of its body is wanted of who sends this head: nothing of a stranger's. Counts nothing: whoever sends more is refused by what
- * follows, also when its keys have changed meanwhile. */
-size_t admission_body_room(struct serve *s, const struct kvr_headers *h);
+/* How much of its body is wanted of who sends this head: nothing of a stranger's; and why no more is, for admission_refuse_unread. Counts
+ * nothing: whoever sends more is refused by what follows. */
+void admission_body_room(struct serve *s, const struct kvr_headers *h, struct kvr_http_room *room);
+/* One whose body was not read, and that its key would allow by now: what was judged by its head holds. */
+void admission_refuse_unread(struct request *r, const struct kvr_http_request *head);
+/* One whose key had its share of unfinished bodies. */
+void admission_count_unfinished(struct serve *s, const struct kvr_http_request *head);
 /* Returns: DONE, or REFUSED. */
 enum outcome admission_begin(struct request *r, const struct kvr_http_request *head);
 /* The request's phase is done. Returns: DONE, or REFUSED. */
 enum outcome admission_next(struct request *r);
+/* It is read again, as one of another model: what it took of the model before, and its tokens, are given back. */
+void admission_again(struct request *r);
 void admission_close(struct request *r);
 /* x-ratelimit-...; nothing where there is no limit. */
 void admission_put_headers(const struct request *r, struct kvr_buf *h);

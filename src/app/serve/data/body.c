@@ -187,13 +187,14 @@ static void read_split(struct request *r)
     kvr_handoff_members_read((struct kvr_json_span){r->body->data, r->body->data + r->body->len}, &r->split);
 }
 
-/* Who serves the model that it names. Returns: false: it is refused. */
+/* Who serves the model that it names. Returns: false: it is refused, now or before. */
 static bool take_model(struct request *r, const struct named_ask *ask, enum named_model *is)
 {
     if (ask->model.len >= MODEL_MAX) refuse_body(r, 400, "`model` is longer than 127 bytes");
     else if (ask->model.len && memchr(ask->model.ptr, 0, ask->model.len)) refuse_body(r, 400, "`model` has a NUL");
     else if ((*is = named_model_resolve(r, ask)) == NAMED_OUT_OF_MEMORY) out_of_memory(r);
-    return !r->now.reading.refusal;
+    else r->now.reading.stands = *is == NAMED_NOBODY;
+    return !r->now.reading.refusal && !r->now.reading.stands;
 }
 
 static void read_form(struct request *r)
@@ -302,6 +303,10 @@ static enum outcome body_is_read(struct request *r)
 {
     const struct reading *reading = &r->now.reading;
     const char *why = NULL;
+    if (reading->stands) {
+        if (r->refusal.status == 503) COUNT(r, overload_rejections_total);
+        return OUTCOME_REFUSED;
+    }
     if (reading->refused_by) atomic_fetch_add_explicit(reading->refused_by, 1, memory_order_relaxed);
     if (reading->refusal && (reading->refusal == 503 || must_be_read(r))) /* other bodies are the engine's business */
         return request_refusef(r, reading->refusal, "%s", reading->refused);

@@ -137,8 +137,9 @@ static void begin(struct loop *l, struct kvr_http_conn *c, const enum kvr_prompt
         flow_end_refused(r);
         return;
     }
-    if (head->body_unread) { /* it would be wanted now */
-        flow_refuse(r, 503, "the API keys were changed while the request came; send it again");
+    if (head->body_unread) { /* it would be wanted now, after keys were read again */
+        admission_refuse_unread(r, head);
+        flow_end_refused(r);
         return;
     }
     const char *why = read_hints(r, head->headers);
@@ -239,14 +240,21 @@ static void local_answer(struct loop *l, struct kvr_http_conn *c, int what)
 }
 
 /* What the router answers itself has no use for a body. */
-size_t data_port_body_room(struct kvr_http_conn *c, void *ctx)
+void data_port_body_room(struct kvr_http_conn *c, void *ctx, struct kvr_http_room *room)
 {
     enum { THROWN_AWAY = 64 * 1024 };
     const struct loop *l = ctx;
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
     bool used = client_route_form(rq->path) || client_route_is_passed(rq->path, l->serve->o->pass_routes);
-    size_t room = admission_body_room(l->serve, rq->headers);
-    return used ? room : KVR_MIN(room, (size_t)THROWN_AWAY);
+    if (!used) room->bytes = KVR_MIN(room->bytes, (size_t)THROWN_AWAY);
+    admission_body_room(l->serve, rq->headers, room);
+}
+
+void data_port_on_refused(struct kvr_http_conn *c, int status, void *ctx)
+{
+    const struct loop *l = ctx;
+    if (status == 429) admission_count_unfinished(l->serve, kvr_http_conn_request(c));
+    note_refused(c, status, ctx);
 }
 
 /* An upgrade may be left out (RFC 9110, 7.8), but the client of this one has no use for what it would get. */

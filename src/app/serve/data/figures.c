@@ -41,6 +41,12 @@ static void look_up(struct request *r, bool late)
     r->figures.of = model_counts_of(s, r->model[0] ? r->model : name);
 }
 
+void figures_again(struct request *r)
+{
+    stand(r, STAND_NOWHERE);
+    r->figures.of = NULL;
+}
+
 static bool is_sent_in(enum request_phase phase)
 {
     return phase >= PHASE_PREFILL;

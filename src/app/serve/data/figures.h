@@ -7,6 +7,7 @@
 
 /* It enters the phase r->phase. */
 void figures_enter(struct request *r);
+void figures_again(struct request *r); /* it is of another model now, which is not known yet */
 /* The first event of its answer has come, `now_ns`; of two legs the answering one's. */
 void figures_first_token(const struct attempt *a, uint64_t now_ns);
 /* Its end: counted once, by the first that says how. */

@@ -19,6 +19,7 @@
 #include "app/serve/data/bootstrap.h"
 #include "app/serve/data/legs.h"
 #include "app/serve/data/meeting.h"
+#include "app/serve/data/named_model.h"
 #include "app/serve/data/note.h"
 #include "app/serve/data/phases.h"
 #include "app/serve/data/release.h"
@@ -188,6 +189,19 @@ static void end_gone(struct request *r)
     end(r);
 }
 
+/* The router has refused it for overload. A fallback of its model gets it as if it had come now; where there is none the refusal stands. */
+static enum outcome begin_again(struct request *r)
+{
+    note_phase(r);
+    leave(r);
+    legs_free(r);
+    admission_again(r);
+    figures_again(r);
+    request_forget_body(r);
+    r->again = true;
+    return enter(r, PHASE_READING);
+}
+
 /* ---- what follows an outcome ------------------------------------------------------------------------- */
 
 /* No worker can take it. One that has failed on others does not wait: its refusal stands. */
@@ -318,6 +332,8 @@ static enum request_phase next_phase(const struct request *r)
 
 static enum outcome follow(struct request *r, enum outcome o)
 {
+    if (o == OUTCOME_REFUSED && r->phase == PHASE_CHOOSING && r->now.choosing.overloaded && named_model_may_fall_back(r))
+        return begin_again(r);
     if (o == OUTCOME_REFUSED || o == OUTCOME_GONE) release_unused(r);
     if (o == OUTCOME_REFUSED || o == OUTCOME_BROKEN || (o == OUTCOME_GONE && !answer_is_complete(r))) meeting_abort(r);
     switch (o) {

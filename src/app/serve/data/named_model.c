@@ -4,7 +4,8 @@
  * or, where the rule says so, when all are overloaded. The session is x-session-id, else `user` or `prompt_cache_key` of the body; a
  * request without any is drawn by its id.
  *
- * A request is looked at once, when it arrives: one that waits for a worker, or whose worker fails, stays with its model.
+ * A request is looked at when it arrives, and, where overload matters, once more when the router refuses it for that: its turn may come
+ * much later. Then its body is read again, as one for the fallback. One that waits, or whose worker fails, stays with its model.
  */
 #include "app/serve/data/named_model.h"
 
@@ -49,16 +50,23 @@ static enum standing standing_of(struct request *r, const struct named_ask *ask,
     return is;
 }
 
-/* Of the fallbacks of what was asked for, else those of its target, the first that leads to a model that serves; where none does and nobody
- * is there for the target, the first that only is overloaded. NULL: none does, or none is needed. */
+/* Who says what takes the target's place: what was asked for, else the target. NULL: nobody does. */
+static const struct model_rule *rule_of(const struct request *r, const struct models_file *f, const char *target)
+{
+    const struct model_rule *from = models_file_find(f, r->asked_model);
+    if (!from || !from->fallbacks_n) from = models_file_find(f, target);
+    return from && from->fallbacks_n ? from : NULL;
+}
+
+/* Of the fallbacks the first that leads to a model that serves; where none does and nobody is there for the target, the first that only is
+ * overloaded. NULL: none does, or none is needed. */
 static const char *fallback_of(struct request *r, const struct named_ask *ask, const struct models_file *f, const char *target,
                                struct kvr_text session)
 {
-    const struct model_rule *from = models_file_find(f, r->asked_model);
+    const struct model_rule *from = rule_of(r, f, target);
     const char *overloaded = NULL;
-    if (!from || !from->fallbacks_n) from = models_file_find(f, target);
-    if (!from || !from->fallbacks_n) return NULL;
-    enum standing is = standing_of(r, ask, target, from->on_overloaded);
+    if (!from) return NULL;
+    enum standing is = r->again ? ALL_OVERLOADED : standing_of(r, ask, target, from->on_overloaded);
     if (is == SERVES || (is == NOBODY_UP && from->not_on_unavailable)) return NULL;
     enum fallback_reason why = is == NOBODY_UP ? FALLBACK_UNAVAILABLE : FALLBACK_OVERLOADED;
     const char *best = NULL;
@@ -115,11 +123,40 @@ static void take_options(struct request *r, const struct models_file *f)
     if (asked) model_options_add(&r->options, &asked->options);
 }
 
+bool named_model_may_fall_back(struct request *r)
+{
+    if (!r->asked_model[0] || r->fell_back || r->again || r->pin.set || r->tries || !r->body) return false;
+    const struct models_file *f = models_config_hold(serve_of(r));
+    const struct model_rule *from = f ? rule_of(r, f, r->model) : NULL;
+    bool may = from && from->on_overloaded;
+    models_config_let_go(f);
+    return may;
+}
+
+/* The body has the name of the model that has refused it by now. */
+static enum named_model resolve_again(struct request *r, const struct named_ask *ask)
+{
+    const struct models_file *f = models_config_hold(serve_of(r));
+    enum named_model is = NAMED_NOBODY;
+    char target[MODEL_MAX];
+    memcpy(target, r->model, sizeof target);
+    const char *fallback = f ? fallback_of(r, ask, f, target, session_of(r, ask)) : NULL;
+    if (fallback) {
+        r->fell_back = true;
+        snprintf(r->model, sizeof r->model, "%s", fallback);
+        take_options(r, f);
+        is = name_in_body(r, ask->place) ? NAMED_ANOTHER : NAMED_OUT_OF_MEMORY;
+    }
+    models_config_let_go(f);
+    return is;
+}
+
 enum named_model named_model_resolve(struct request *r, const struct named_ask *ask)
 {
+    if (ask->model.len) memcpy(r->model, ask->model.ptr, ask->model.len);
+    if (r->again) return resolve_again(r, ask);
     const struct models_file *f = ask->model.len ? models_config_hold(serve_of(r)) : NULL;
     enum named_model is = NAMED_AS_IT_IS;
-    if (ask->model.len) memcpy(r->model, ask->model.ptr, ask->model.len);
     if (f) memcpy(r->asked_model, r->model, sizeof r->asked_model);
     if (f && models_file_find(f, r->asked_model)) {
         struct kvr_text session = session_of(r, ask);

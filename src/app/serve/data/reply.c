@@ -49,7 +49,6 @@ static const char *type_of(const struct refusal *why)
     switch (why->status) {
     case 401: return "authentication_error";
     case 403: return "permission_error";
-    case 429: return "rate_limit_error";
     default: return kvr_openai_error_type(why->status);
     }
 }

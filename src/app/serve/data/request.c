@@ -36,13 +36,36 @@ void request_forget_tokens(struct request *r)
     r->scores = NULL;
 }
 
-void request_free(struct request *r)
+/* What is owned. */
+static void let_reading_go(struct request *r)
 {
-    kvr_body_unref(r->body);
     kvr_body_unref(r->ask);
     kvr_body_unref(r->plain);
     request_forget_tokens(r);
     free(r->salt);
+}
+
+void request_forget_body(struct request *r)
+{
+    let_reading_go(r);
+    r->ask = r->plain = NULL;
+    r->salt = NULL;
+    memset(r->model, 0, sizeof r->model);
+    r->options = (struct model_options){0};
+    r->members = (struct kvr_prompt_members){0};
+    r->split = (struct kvr_handoff_members){0};
+    r->salt_len = r->tokens_n = r->locals_n = r->scores_n = 0;
+    r->isl = 0;
+    r->hashed_for = 0;
+    r->tokens_from = TOKENS_NONE;
+    r->is_lora = r->multimodal = r->unplaced = r->token_failed = r->forwarded_ids = r->asks_sglang = r->no_index = r->part_index =
+        r->gated = false;
+}
+
+void request_free(struct request *r)
+{
+    kvr_body_unref(r->body);
+    let_reading_go(r);
     refusal_free(&r->refusal);
     atomic_fetch_sub(&r->loop->in_flight, 1);
     uv_close((uv_handle_t *)&r->timer, on_closed);

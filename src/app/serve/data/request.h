@@ -159,6 +159,7 @@ struct reading {
     char boundary[KVR_FORM_BOUNDARY_MAX + 1];
     const char *rank_error; /* NULL: what the body says of the rank is sound */
     struct body_pins pins;
+    bool stands;         /* the refusal of before */
     int refusal;         /* 0, or the status `refused` goes out with */
     const char *refused; /* what is wrong with the body, or refused_text */
     char refused_text[160];
@@ -214,6 +215,7 @@ struct choosing {
     struct request *ready_next;       /* the loop's ready list */
     struct kvr_ticket ticket;
     struct kvr_rejection rejection;
+    bool overloaded; /* the refusal is for that */
 };
 
 struct parked {
@@ -250,6 +252,7 @@ struct request {
     char model[MODEL_MAX];        /* that serves it */
     char asked_model[MODEL_MAX];  /* what the client wrote, where --models-file has a rule for it; "": `model` */
     bool fell_back;               /* no worker of the model that was meant could be chosen */
+    bool again;                   /* it is read again, as the router has refused it for overload when its turn came: the refusal */
     struct model_options options; /* of its model */
     struct kvr_body *body;        /* until no other worker can be asked; who is sending it holds it too */
     size_t body_len;
@@ -348,6 +351,7 @@ void request_free(struct request *r);
 /* It has no connection from then on. Returns: the one it had, or NULL. */
 struct kvr_http_conn *request_detach(struct request *r);
 void request_forget_tokens(struct request *r); /* and what was made of them */
+void request_forget_body(struct request *r);   /* what was read in it, and what followed from that: it is read again */
 
 void refusal_free(struct refusal *why); /* what it owns */
 /* Return: OUTCOME_REFUSED. The text is static; that of the second is made. */

@@ -13,6 +13,7 @@
 #include "app/serve/data/domains.h"
 #include "app/serve/data/eligible.h"
 #include "app/serve/data/legs.h"
+#include "app/serve/data/named_model.h"
 #include "app/serve/data/phases.h"
 #include "app/serve/data/pins.h"
 #include "app/serve/data/question.h"
@@ -194,9 +195,10 @@ static enum outcome refused(struct request *r, int rc)
     r->now.choosing.attempt->booking[0] = 0;
     switch (rc) {
     case -KVR_ENOTALLOWED: return request_refuse(r, 400, "the pinned worker does not serve this model");
-    case -KVR_EQUEUEFULL: return refuse_full(r);
+    case -KVR_EQUEUEFULL: r->now.choosing.overloaded = true; return refuse_full(r);
     case -KVR_EOVERLOADED:
-        COUNT(r, overload_rejections_total);
+        r->now.choosing.overloaded = true;
+        if (!named_model_may_fall_back(r)) COUNT(r, overload_rejections_total);
         return request_refuse(r, 503, "every worker that may serve this request is overloaded");
     case -KVR_ESHUTDOWN: return request_refuse(r, 503, "the router is shutting down");
     case -KVR_ENOMEM:

@@ -251,10 +251,11 @@ static void read_again(struct serve *s, struct tokenizer_entry *e)
     kvr_log("kvroute: model '%s': its folder is read again (%s)", e->model, dir);
 }
 
-void tokenizers_reload(struct serve *s)
+void tokenizers_reload(struct serve *s, const char *dir)
 {
     struct tokenizers *t = s->tokenizers;
-    for (size_t i = 0; t && i < atomic_load(&t->n); i++) t->entries[i].read_it = true;
+    for (size_t i = 0; t && i < atomic_load(&t->n); i++)
+        if (!dir || kvr_tokenizer_is_of(t->entries[i].tokenizer, dir)) t->entries[i].read_it = true;
 }
 
 /* ---- probes ----------------------------------------------------------------------------------------------------------- */

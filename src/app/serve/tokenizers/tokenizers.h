@@ -35,7 +35,7 @@ struct kvr_token_pool *tokenizers_pool(const struct serve *s);
 /* Any thread: is a request of this model to be checked with an engine now? One in --tokenizer-check, at most one a second and model. */
 bool tokenizers_check_due(const struct serve *s, const struct kvr_tokenizer *t);
 void tokenizers_doubted(struct serve *s, const char *model); /* serve_hooks.tokens_doubted */
-void tokenizers_reload(struct serve *s);                     /* SIGHUP */
+void tokenizers_reload(struct serve *s, const char *dir);    /* those whose folder it is; NULL: all */
 void tokenizers_tick(struct serve *s);                       /* every 0.1 s */
 void tokenizers_stop(struct serve *s);                       /* no question is under way any more; before the main loop's client closes */
 void tokenizers_destroy(struct serve *s);                    /* no other thread is left */

@@ -37,6 +37,7 @@ struct worker *worker_hold(struct worker *w)
 void worker_let_go(struct worker *w)
 {
     if (!w || atomic_fetch_sub(&w->refs, 1) != 1) return;
+    kvr_tls_peer_let_go(w->tls);
     free(w->models);
     free(w);
 }

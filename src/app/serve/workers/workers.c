@@ -219,6 +219,7 @@ static struct worker *copy_of(const struct worker *spec)
     if (!w) return NULL;
     memcpy(w, spec, offsetof(struct worker, refs));
     w->draining = w->drains;
+    kvr_tls_peer_hold(w->tls);
     w->ranks = (struct worker_rank *)(w + 1);
     for (uint32_t r = 0; r < w->dp_size; r++) {
         memcpy(w->ranks[r].endpoints, spec->ranks[r].endpoints, sizeof spec->ranks[r].endpoints);
@@ -284,6 +285,7 @@ int worker_add(struct serve *s, const struct worker *spec, char *err, size_t cap
     }
     if (rc) {
         follow_again(s, spec->id);
+        kvr_tls_peer_let_go(w->tls);
         free(w);
         return -1;
     }
