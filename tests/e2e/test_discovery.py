@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from conftest import Indexer, Mock, Process, Publish, Serve, free_ports, stays, wait_for
+from conftest import Indexer, Mock, Process, Publish, Serve, call, free_ports, stays, wait_for
 from nats_parts import NatsClient, NatsServer
 
 TOKENS = list(range(1, 129))
@@ -47,6 +47,53 @@ def test_a_file_is_watched(start, tmp_path):
     write(f"{b.spec(',id=2')}\n")
     wait_for("what is not there any more", lambda: ids(r) == {2})
     assert r.complete(TOKENS).headers["x-kvroute-worker"] == "2"
+
+
+@pytest.fixture
+def listed(start, tmp_path):
+    """A router whose file of workers is written by listed(LINE, ...)."""
+    f, r = tmp_path / "workers", []
+
+    def write(*lines, given=()):
+        (tmp_path / "new").write_text("".join(f"{line}\n" for line in lines))
+        os.replace(tmp_path / "new", f)
+        if not r:
+            r.append(start(Serve, given, "--discovery", "file", "--discovery-target", f))
+        return r[0]
+    return write
+
+
+def url(m):
+    return m.spec().split(",")[0]
+
+
+def addresses(r):
+    return {w["worker_id"]: w["endpoint"] for w in r.get("/workers")}
+
+
+def test_an_engine_that_moved_to_another_address_with_its_id_was_lost(start, listed):
+    a, b = start(Mock), start(Mock)
+    r = listed(a.spec(",id=1"))
+    listed(b.spec(",id=1"))
+    wait_for("the other address", lambda: addresses(r) == {1: url(b)})
+    assert r.complete(TOKENS).headers["x-kvroute-worker"] == "1" and r.metric("discovery_refused_total") == 0
+
+
+def test_engines_that_swap_their_ids_kept_those_of_before(start, listed):
+    ms = [start(Mock) for _ in range(3)]
+    r = listed(*(m.spec(f",id={i}") for i, m in enumerate(ms)))
+    listed(*(m.spec(f",id={(i + 1) % 3}") for i, m in enumerate(ms)))
+    wait_for("the new ids", lambda: addresses(r) == {(i + 1) % 3: url(m) for i, m in enumerate(ms)})
+    assert r.metric("discovery_refused_total") == 0
+
+
+def test_an_id_that_is_free_again_is_taken_by_who_was_refused(start, listed):
+    a, b = start(Mock), start(Mock)
+    r = listed(b.spec(",id=1"), given=[a.spec(",id=1")])
+    assert addresses(r) == {1: url(a)} and "another worker has this id" in r.text() and r.metric("discovery_refused_total") == 1
+    assert call(r.admin, "DELETE", "/workers/1").status == 200
+    wait_for("the other one", lambda: addresses(r) == {1: url(b)})
+    assert r.metric("discovery_refused_total") == 1
 
 
 class Dns:

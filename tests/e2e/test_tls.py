@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import http.client
 import json
+import os
 import signal
 import socket
 import ssl
@@ -212,8 +213,9 @@ def test_a_large_body_was_held_three_times_for_a_worker_with_tls(start, ca, pair
             done.set()
             assert a.result().status == 200 and taken[0] >= sent
         print(f"held {held / 1024:.0f} MiB")
-        assert held < (sent >> 10) * 1.25, held
-        wait_for("it is given back", lambda: s.rss_kb() - before < (sent >> 10) * 0.25)
+        if "TSAN_OPTIONS" not in os.environ:  # which has notes of its own for each byte that was touched
+            assert held < (sent >> 10) * 1.25, held
+            wait_for("it is given back", lambda: s.rss_kb() - before < (sent >> 10) * 0.25)
 
 
 def test_a_session_of_before_a_reload_does_not_pass_by_the_new_authority(start, ca, other, pair, tmp_path):

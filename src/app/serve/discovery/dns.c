@@ -246,8 +246,7 @@ static void tell_some(struct discovery_dns *d)
         uv_timer_start(&d->timer, on_time, 1, 0);
         return;
     }
-    if (d->found_n && !d->unanswered && !d->left_out) found_round_ends(s);
-    else if (d->found_n) s->discovery->settled = true;
+    if (d->found_n) found_round_ends(s, !d->unanswered && !d->left_out);
     free(d->found);
     d->found = NULL;
     uv_timer_start(&d->timer, on_time, (uint64_t)(s->o->discovery_interval * 1000), 0);
@@ -257,7 +256,7 @@ static void end_questions(struct discovery_dns *d)
 {
     free_questions(d);
     say_how_it_went(d);
-    found_round_begins(d->serve);
+    if (d->found_n) found_round_begins(d->serve);
     tell_some(d);
 }
 

@@ -92,7 +92,7 @@ static int load(struct serve *s, struct discovery_file *f, char *err, size_t cap
     if (each_line(s, f, NULL, err, cap)) return -1;
     found_round_begins(s);
     if (each_line(s, f, tell, err, cap)) return -1; /* changed in between: it is read again */
-    found_round_ends(s);
+    found_round_ends(s, true);
     return 0;
 }
 

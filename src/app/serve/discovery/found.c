@@ -3,8 +3,12 @@
  * Idea: each finding has a key of its finder and stands for one worker. A finding that is told again changes nothing unless its
  * description is another one; a worker goes when its finding does.
  *
- * Invariants: ids of findings are distinct; a worker that is in the table for another reason is never touched; the list has
- * DISCOVERY_FOUND_MAX entries at most and the mail box MAIL_MAX letters.
+ * A description that cannot be taken now, since another worker has its id or there is no room, waits in its finding and is tried again when
+ * something has gone: an engine may be listed at its new address before it is missed at the old one, and two may swap their ids. It counts
+ * as refused once, when all that was told with it has been looked at.
+ *
+ * Invariants: ids of findings that serve are distinct; a worker that is in the table for another reason is never touched; there are
+ * DISCOVERY_FOUND_MAX findings that serve at most, as many again that wait, and MAIL_MAX letters in the mail box.
  */
 #include "app/serve/discovery/found.h"
 
@@ -28,8 +32,13 @@ struct mail {
 struct found {
     struct found *next;
     char key[DISCOVERY_KEY_MAX];
-    uint64_t id, hash, rest; /* of the worker; of its description, and of that but for the state */
     uint64_t round;
+    bool serves;             /* it has a worker: */
+    uint64_t id, hash, rest; /* of the worker; of its description, and of that but for the state */
+    char *waits;             /* a description that is to be taken; NULL: none */
+    size_t waits_len;
+    uint64_t wants; /* the id in it */
+    bool was_refused;
 };
 
 /* A number for a worker that has none, the same at every router: of its address. */
@@ -121,58 +130,6 @@ static bool read_spec(struct serve *s, const char *spec, size_t len, struct work
     return !bad;
 }
 
-static bool id_is_free(struct serve *s, uint64_t id, const struct found *mine)
-{
-    for (const struct found *f = s->discovery->found; f; f = f->next)
-        if (f != mine && f->id == id) return false;
-    if (mine && mine->id == id) return true;
-    kvr_lock(&s->lock);
-    bool taken = worker_find_locked(s, id) != NULL;
-    kvr_unlock(&s->lock);
-    return !taken;
-}
-
-static void forget(struct serve *s, const char *key)
-{
-    struct found **at = place_of(s->discovery, key), *f = *at;
-    if (!f) return;
-    *at = f->next;
-    s->discovery->found_n--;
-    worker_remove(s, f->id);
-    free(f);
-}
-
-/* The description of `f`, or of one that is new when f is NULL. Returns: the finding, or NULL when it was refused. */
-static struct found *take(struct serve *s, struct found *f, const char *key, const char *spec, size_t len)
-{
-    struct discovery *d = s->discovery;
-    struct worker_spec *w = d->scratch;
-    char err[400];
-    if (!read_spec(s, spec, len, w, err, sizeof err)) {
-        refuse(d, key, err);
-        return NULL;
-    }
-    if (!id_is_free(s, w->id, f)) {
-        refuse(d, key, "another worker has this id");
-        return NULL;
-    }
-    bool fresh = !f;
-    if (fresh && (d->found_n == DISCOVERY_FOUND_MAX || !(f = calloc(1, sizeof *f)))) {
-        refuse(d, key, "there is no room for another worker");
-        return NULL;
-    }
-    if (!fresh && f->id != w->id) worker_remove(s, f->id);
-    w->w.id = w->id;
-    if (worker_add(s, &w->w, err, sizeof err)) {
-        refuse(d, key, err);
-        if (fresh) free(f);
-        else forget(s, key);
-        return NULL;
-    }
-    f->id = w->id;
-    return f;
-}
-
 /* A description without its state, which is the value after `state=`, or the member "state", where it stands first. What is written in
  * another way counts as another description: then the worker is replaced. Returns: a hash; *draining. */
 static uint64_t hash_of_rest(const char *spec, size_t len, bool *draining)
@@ -195,41 +152,180 @@ static uint64_t hash_of_rest(const char *spec, size_t len, bool *draining)
     return kvr_hash_bytes(spec, len, 0);
 }
 
+static struct found *holder_of(const struct discovery *d, uint64_t id)
+{
+    struct found *f = d->found;
+    while (f && !(f->serves && f->id == id)) f = f->next;
+    return f;
+}
+
+static bool id_is_free(struct serve *s, const struct found *mine)
+{
+    const struct found *holder = holder_of(s->discovery, mine->wants);
+    if (holder) return holder == mine;
+    kvr_lock(&s->lock);
+    bool taken = worker_find_locked(s, mine->wants) != NULL;
+    kvr_unlock(&s->lock);
+    return !taken;
+}
+
+static void stop_waiting(struct found *f)
+{
+    free(f->waits);
+    f->waits = NULL;
+    f->was_refused = false;
+}
+
+static void stop_serving(struct serve *s, struct found *f)
+{
+    if (!f->serves) return;
+    worker_remove(s, f->id);
+    f->serves = false;
+    s->discovery->found_n--;
+    s->discovery->may_fit = true;
+}
+
+static void forget(struct serve *s, struct found **at)
+{
+    struct found *f = *at;
+    if (!f) return;
+    *at = f->next;
+    stop_serving(s, f);
+    stop_waiting(f);
+    s->discovery->known_n--;
+    free(f);
+}
+
+/* The worker of a description, in the table. Returns: NULL, or why not; *err may hold that. */
+static const char *become(struct serve *s, struct found *f, struct worker_spec *w, char *err, size_t cap)
+{
+    f->wants = w->id;
+    if (!id_is_free(s, f)) return "another worker has this id";
+    if (!f->serves && s->discovery->found_n == DISCOVERY_FOUND_MAX) return "there is no room for another worker";
+    if (f->id != w->id) stop_serving(s, f);
+    w->w.id = w->id;
+    if (worker_add(s, &w->w, err, cap)) {
+        stop_serving(s, f);
+        return err;
+    }
+    s->discovery->found_n += !f->serves;
+    f->serves = true;
+    f->id = w->id;
+    return NULL;
+}
+
+/* What waits. Returns: whether anything has changed; *why: it still waits, for that reason. A description that cannot be read is dropped.
+ */
+static bool take(struct serve *s, struct found *f, const char **why, char *err, size_t cap)
+{
+    struct worker_spec *w = s->discovery->scratch;
+    bool served = f->serves, draining;
+    *why = NULL;
+    if (!read_spec(s, f->waits, f->waits_len, w, err, cap)) {
+        refuse(s->discovery, f->key, err);
+        stop_waiting(f);
+        return false;
+    }
+    if ((*why = become(s, f, w, err, cap))) return served && !f->serves;
+    f->hash = kvr_hash_bytes(f->waits, f->waits_len, 0);
+    f->rest = hash_of_rest(f->waits, f->waits_len, &draining);
+    stop_waiting(f);
+    return true;
+}
+
+/* Those that keep each other waiting: each wants an id that another one of them has. */
+static bool part_swapped(struct serve *s)
+{
+    bool any = false;
+    for (struct found *f = s->discovery->found; f; f = f->next) {
+        const struct found *holder = f->waits && f->serves ? holder_of(s->discovery, f->wants) : NULL;
+        if (!holder || holder == f || !holder->waits) continue;
+        stop_serving(s, f);
+        any = true;
+    }
+    return any;
+}
+
+/* All that was told is known: what still does not fit is refused. */
+static void take_waiting(struct serve *s)
+{
+    struct discovery *d = s->discovery;
+    const char *why;
+    char err[400];
+    bool again;
+    do {
+        again = false;
+        for (struct found *f = d->found; f; f = f->next)
+            if (f->waits) again = take(s, f, &why, err, sizeof err) || again;
+    } while (again || part_swapped(s));
+    for (struct found **at = &d->found, *f; (f = *at);) {
+        if (f->waits) (void)take(s, f, &why, err, sizeof err);
+        if (f->waits && !f->was_refused) refuse(d, f->key, why);
+        f->was_refused = f->waits;
+        if (f->waits || f->serves) at = &f->next;
+        else forget(s, at);
+    }
+    d->may_fit = false;
+    d->workers_n = s->workers_n;
+}
+
+/* NULL: out of memory, or there are too many. */
+static struct found *add(struct discovery *d, struct found **at, const char *key)
+{
+    struct found *f = d->known_n < 2 * (size_t)DISCOVERY_FOUND_MAX ? calloc(1, sizeof *f) : NULL;
+    if (!f) return NULL;
+    snprintf(f->key, sizeof f->key, "%s", key);
+    *at = f;
+    d->known_n++;
+    return f;
+}
+
 void found_tell(struct serve *s, const char *key, const char *spec, size_t len)
 {
     struct discovery *d = s->discovery;
     struct found **at = place_of(d, key), *f = *at;
-    uint64_t hash = kvr_hash_bytes(spec, len, 0);
-    bool fresh = !f, draining;
-    uint64_t rest = hash_of_rest(spec, len, &draining);
+    const char *why;
+    char err[400];
+    bool draining;
     if (f) f->round = d->round;
-    if (f && f->hash == hash) return;
-    if (f && f->rest == rest && worker_set_draining(s, f->id, draining)) { /* its views and what was learnt of it stay */
-        f->hash = hash;
+    if (f && f->waits && f->waits_len == len && memcmp(f->waits, spec, len) == 0) return;
+    if (f && !f->waits && f->hash == kvr_hash_bytes(spec, len, 0)) return;
+    if (f && f->serves && f->rest == hash_of_rest(spec, len, &draining) && worker_set_draining(s, f->id, draining)) {
+        f->hash = kvr_hash_bytes(spec, len, 0); /* its views and what was learnt of it stay */
+        stop_waiting(f);
         return;
     }
-    if (!(f = take(s, f, key, spec, len))) return;
-    f->hash = hash;
-    f->rest = rest;
+    char *copy = malloc(len + 1);
+    if (!copy || !(f = f ? f : add(d, at, key))) {
+        refuse(d, key, "there is no room for another worker");
+        free(copy);
+        return;
+    }
+    memcpy(copy, spec, len);
+    copy[len] = 0;
+    stop_waiting(f);
+    f->waits = copy;
+    f->waits_len = len;
     f->round = d->round;
-    if (!fresh) return;
-    snprintf(f->key, sizeof f->key, "%s", key);
-    *at = f;
-    d->found_n++;
+    (void)take(s, f, &why, err, sizeof err);
+    d->may_fit = true;
 }
 
 void found_round_begins(struct serve *s)
 {
     s->discovery->round++;
+    s->discovery->in_round = true;
 }
 
-void found_round_ends(struct serve *s)
+void found_round_ends(struct serve *s, bool whole)
 {
     struct discovery *d = s->discovery;
-    for (struct found *f = d->found, *next; f; f = next) {
-        next = f->next;
-        if (f->round != d->round) forget(s, f->key);
+    for (struct found **at = &d->found; whole && *at;) {
+        if ((*at)->round != d->round) forget(s, at);
+        else at = &(*at)->next;
     }
+    take_waiting(s);
+    d->in_round = false;
     d->settled = true;
 }
 
@@ -241,14 +337,17 @@ void found_take_mail(struct serve *s)
     d->head = NULL;
     d->mail_n = 0;
     kvr_unlock(&d->lock);
+    bool settled = d->settled;
     while (list) {
         struct mail *m = list;
         list = m->next;
         if (m->kind == FOUND) found_tell(s, m->key, m->spec, m->len);
-        else if (m->kind == GONE) forget(s, m->key);
-        else d->settled = true;
+        else if (m->kind == GONE) forget(s, place_of(d, m->key));
+        else settled = true;
         free(m);
     }
+    if (!d->in_round && (d->may_fit || d->workers_n != s->workers_n)) take_waiting(s);
+    d->settled = settled;
 }
 
 /* ---- life ---------------------------------------------------------------------------------------------------------- */
@@ -275,6 +374,7 @@ void found_free(struct discovery *d)
     while (d->found) {
         struct found *f = d->found;
         d->found = f->next;
+        free(f->waits);
         free(f);
     }
     kvr_lock_destroy(&d->lock);

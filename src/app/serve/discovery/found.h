@@ -19,9 +19,12 @@ struct discovery {
     uint64_t dropped;
     /* the main loop's */
     struct found *found;
-    size_t found_n;
+    size_t found_n, known_n; /* that serve; all */
     uint64_t round, refused;
-    bool settled; /* all that was there at the start is told */
+    bool in_round;
+    bool may_fit;     /* what waits may be taken: something was told, or has gone */
+    size_t workers_n; /* of the table, when that was tried */
+    bool settled;     /* all that was there at the start is told */
     struct worker_spec *scratch;
     /* that one of them which runs */
     struct discovery_file *file;
@@ -42,9 +45,9 @@ void found_post_settled(struct discovery *d);
 
 /* On the main loop. */
 void found_tell(struct serve *s, const char *key, const char *spec, size_t len);
-/* A round tells everything: what lies between a begin and an end, and what was not told in it is gone. */
+/* A round tells everything: what lies between a begin and an end, and what was not told in it is gone, unless it is not `whole`. */
 void found_round_begins(struct serve *s);
-void found_round_ends(struct serve *s);
+void found_round_ends(struct serve *s, bool whole);
 
 /* What start would read, without starting. Returns: 0, or -1 with the reason in err. */
 int discovery_file_check(struct serve *s, char *err, size_t cap);
