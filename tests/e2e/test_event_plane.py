@@ -86,6 +86,7 @@ def test_envelopes_of_other_publishers(start, nats, client):
     client.publish(EVENTS, envelope(5, 4, router_event(7, 6, "cleared"), version=2))
     wait_for("what was refused is counted", lambda: s.metric("event_plane_malformed_total") == 2 and
              s.metric("event_plane_other_version_total") == 1 and s.metric("event_plane_unknown_workers_total") == 1)
+    assert s.text().count("event plane: messages are left out") == 2 and "a version that is not known here" in s.text()  # one for each cause
     assert overlap(s) == {(7, 0): 3} and s.view(7).get("trusted")
 
 

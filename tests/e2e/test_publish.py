@@ -201,6 +201,8 @@ def test_a_wrong_block_size_of_a_sidecar_is_told_in_whole(start):
     out = subprocess.run([BINARY, "doctor", f"http://127.0.0.1:{p.port}"], capture_output=True, text=True).stdout
     assert "the engine uses 32 tokens a block, 16 are configured; start the sidecar with --block-size 32, or without --block-size" in out
     assert "replay endpoint" not in out and "block-size 16 was given, but the engine uses 32" in out
+    out = subprocess.run([BINARY, "doctor", f"http://127.0.0.1:{m.port}{p.source()}"], capture_output=True, text=True).stdout  # through it
+    assert "does not answer" not in out and out.count("kvroute doctor tells") == 2 and "switch KV events" not in out, out
 
 
 @pytest.mark.parametrize("who", ["publish", "indexer"])

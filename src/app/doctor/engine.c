@@ -226,8 +226,9 @@ static void check_stream(struct exam *e, uint32_t rank)
     if (!st.can_replay)
         SAY(e, UNKNOWN, "recovery", REPLAY_ADVICE, "rank %u has neither a replay nor a recover endpoint: what is lost stays lost", rank);
     else if (st.replay_failures || st.recovery_failures)
-        SAY(e, PROBLEM, "recovery", "check the address and the port", "rank %u: %s does not answer (%s)", rank,
-            replay[0] ? replay : e->t->recover, st.reason);
+        SAY(e, PROBLEM, "recovery",
+            replay[0] ? "check the address and the port" : "check the address and the port; what it lacks, kvroute doctor tells of it, too",
+            "rank %u: nothing was recovered from %s (%s)", rank, replay[0] ? replay : e->t->recover, st.reason);
     else SAY(e, OK, "recovery", "", "rank %u: %s answers", rank, replay[0] ? replay : e->t->recover);
 }
 
@@ -353,8 +354,10 @@ static bool check_probe(struct exam *e, uint32_t rank, struct kvr_buf *text, boo
             "rank %u: a prompt sent twice had %ld cached tokens the second time", rank, second);
     else SAY(e, OK, "prefix caching", "", "rank %u: a prompt sent twice had %ld cached tokens the second time", rank, second);
     if (!p.batches) {
-        SAY(e, PROBLEM, "events flow", "switch KV events and prefix caching on in the engine", "rank %u: a new prompt caused no KV event",
-            rank);
+        SAY(e, PROBLEM, "events flow",
+            e->t->recover[0] ? "look at what stands between: kvroute doctor tells it of the recover address, too"
+                             : "switch KV events and prefix caching on in the engine",
+            "rank %u: a new prompt caused no KV event", rank);
         return false;
     }
     SAY(e, OK, "events flow", "", "rank %u: %llu batches for a new prompt", rank, (unsigned long long)p.batches);

@@ -258,9 +258,16 @@ static int take_envelope(struct kvr_ingest *in, const struct plane_message *m)
     return rc;
 }
 
+static void warn_of_unread(bool is_newer)
+{
+    const char *why = is_newer ? "they have a version that is not known here: update kvroute" : "they are no events of this plane";
+    kvr_log_warning_of(kvr_log_key(0, 0, why), "kvroute: event plane: messages are left out, and what they tell is not seen: %s", why);
+}
+
 static void take_message(struct kvr_ingest *in, const struct plane_message *m)
 {
     int rc = m->len && m->data[0] == '{' ? take_json(in, m) : take_envelope(in, m);
+    if (rc) warn_of_unread(rc == -KVR_EUNSUPPORTED);
     in->plane_stats.messages++;
     in->plane_stats.bytes += m->len;
     in->plane_stats.other_version += rc == -KVR_EUNSUPPORTED;
