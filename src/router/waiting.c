@@ -144,14 +144,12 @@ static int fails_at_once(struct kvr_router *r, struct kvr_router_ctx *c, const s
 /* With the router's own context: nobody else has it while the lock is held. */
 static int overload(struct kvr_router *r, const struct kvr_router_request *rq, uint64_t now)
 {
-    struct kvr_class_stats st;
     int rc = kvr__look_for_calm(r, r->dispatch_ctx, rq, now);
     if (rc || !r->may_park) return rc;
     size_t at = kvr_queue_class(r->queue, rq->policy_class, rq->policy_class_len, rq->isl);
     const struct kvr_class_config *cls = kvr_queue_class_config(r->queue, at);
     if (!class_waits(cls) || !kvr_queue_is_full(r->queue, at, r->workers_used)) return 0;
-    kvr_queue_stats(r->queue, at, &st);
-    return st.requests > 0 || all_busy(r, r->dispatch_ctx, rq, cls, now) ? -KVR_EQUEUEFULL : 0;
+    return all_busy(r, r->dispatch_ctx, rq, cls, now) ? -KVR_EQUEUEFULL : 0; /* others may wait for other ranks */
 }
 
 int kvr_router_overload(struct kvr_router *r, const struct kvr_router_request *rq)
