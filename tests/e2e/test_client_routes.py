@@ -12,9 +12,10 @@ MANAGEMENT = ["/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/load_lora_ad
 TRICKS = ["/v1//load_lora_adapter", "/v1/./load_lora_adapter", "/v1/embeddings/../load_lora_adapter", "/v1/%6coad_lora_adapter", "/v1/load_lora_adapter/",
           "/v1/load_lora_adapter?x=/v1/embeddings", "/v1/LOAD_LORA_ADAPTER", "/v1%2fload_lora_adapter", "/v1/responses/../load_lora_adapter",
           "/v1/responses/%2e%2e/load_lora_adapter", "/v1/videos/a/../../load_lora_adapter", "/v1/load_lora_adapter%00", "/v1/responses/a/b/cancel",
-          "/v1/embeddings/", "/v1/embeddings/x", "/v1/responses//cancel", "//v1/load_lora_adapter", "/v1/embeddings;/../load_lora_adapter"]
+          "/v1/embeddings/", "/v1/embeddings/x", "/v1/responses//cancel", "/v1/responses/..\\\\load_lora_adapter", "/v1/responses/a%00",
+          "/v1/responses/a%0d%0ax", "/v1/responses/a%c3%a4", "/v1/responses/a;b", "/v1/videos/%20", "//v1/load_lora_adapter", "/v1/embeddings;/../load_lora_adapter"]
 INFERENCE = ["/v1/embeddings", "/v1/rerank", "/v1/score", "/v1/classify", "/v1/audio/transcriptions", "/v1/audio/speech", "/v1/images/generations",
-             "/v1/responses/resp_1", "/v1/responses/resp_1/cancel", "/v1/messages/count_tokens", "/v1/chat/completions/render", "/v1/videos/a/content",
+             "/v1/responses/resp_1/cancel", "/v1/messages/count_tokens", "/v1/chat/completions/render", "/v1/videos",
              "/tokenize", "/detokenize", "/rerank", "/v2/rerank", "/pooling", "/classify", "/encode", "/score"]
 
 
@@ -34,6 +35,25 @@ def test_inference_is_passed_on(start, upstream):
     for path in INFERENCE:
         assert call(s.port, "POST", path, {}).status == 200, path
         assert u.requests[-1][0].startswith(f"POST {path} ".encode())
+
+
+KEPT = ["/v1/responses/resp_1", "/v1/responses/resp_1/input_items", "/v1/videos/a", "/v1/videos/a-b_c.d:e=f~g@h/content", "/v1/images/x/content"]
+
+
+def test_a_route_took_any_method(start, upstream):
+    u = upstream(OK)
+    s = start(Serve, [u.spec()], "--pass-routes", "/custom", ready=False)
+    for path in KEPT:
+        assert call(s.port, "GET", path).status == 200 and u.requests[-1][0].startswith(f"GET {path} ".encode()), path
+    n = len(u.requests)
+    for method, path, allowed in (("PUT", "/tokenize", "POST"), ("DELETE", "/v1/embeddings", "POST"), ("PATCH", "/v1/completions", "POST"), ("GET", "/v1/videos", "POST"),
+                                  ("HEAD", "/v1/videos", "POST"), ("POST", KEPT[0], "GET, HEAD, DELETE"), ("DELETE", KEPT[1], "GET, HEAD"),
+                                  ("PUT", KEPT[2], "GET, HEAD, DELETE"), ("POST", "/v1/models", "GET")):
+        r = call(s.port, method, path, {} if method != "HEAD" else None)
+        assert r.status == 405 and r.headers["allow"] == allowed, (method, path, r.status)
+    assert len(u.requests) == n
+    for method in ("PUT", "DELETE", "POST", "GET"):
+        assert call(s.port, method, "/custom").status == 200, method  # an operator's
 
 
 def test_an_operator_may_open_further_routes(start, upstream):

@@ -31,7 +31,8 @@ import zmq
 
 from harness import LEASE, Attached, Engine, Serve, Watch, heard, post, scrape, stop_all, wait_until
 
-NIXL = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu", "kv_connector_extra_config": {"kv_lease_duration": LEASE}}
+NIXL = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu",
+        "kv_connector_extra_config": {"kv_lease_duration": LEASE, "num_threads": 1}}  # not four, which spin
 PUSH = {**NIXL, "kv_connector": "NixlPushConnector"}
 STORE = {"kv_connector": "ExampleConnector", "kv_role": "kv_both",
          "kv_connector_extra_config": {"shared_storage_path": tempfile.mkdtemp(prefix="kvroute-store")}}

@@ -7,7 +7,6 @@
 #include "app/serve/data/data_port.h"
 
 #include <string.h>
-#include <strings.h>
 
 #include "app/serve/data/admission.h"
 #include "app/serve/config/models_config.h"
@@ -15,8 +14,8 @@
 #include "app/serve/data/attempt.h"
 #include "app/serve/data/cors.h"
 #include "app/serve/data/flow.h"
+#include "app/serve/data/hints.h"
 #include "app/serve/data/note.h"
-#include "app/serve/data/pins.h"
 #include "app/serve/data/reply.h"
 
 /* ---- what the head says ------------------------------------------------------------------------------ */
@@ -34,81 +33,6 @@ static void take_request_id(struct request *r, const struct kvr_http_request *he
     struct serve *s = serve_of(r);
     if (t.ptr && is_safe_id(t)) snprintf(r->id, sizeof r->id, "%.*s", (int)t.len, t.ptr);
     else snprintf(r->id, sizeof r->id, "kvr-%016llx", (unsigned long long)kvr_mix64(s->salt + atomic_fetch_add(&s->next_id, 1)));
-}
-
-static bool text_u64(struct kvr_text t, uint64_t max, uint64_t *out)
-{
-    return kvr_parse_u64(t.ptr, t.len, max, out);
-}
-
-static struct kvr_text either(const struct kvr_headers *h, const char *a, const char *b)
-{
-    struct kvr_text t = kvr_headers_get(h, a);
-    return t.ptr ? t : kvr_headers_get(h, b);
-}
-
-/* Each returns what is wrong with the headers that it reads, or NULL. */
-static const char *read_priority(struct request *r, const struct kvr_headers *h)
-{
-    struct kvr_text priority = either(h, "x-request-priority", "x-dynamo-request-priority");
-    char s[32] = {0}, *end;
-    if (!priority.ptr) return NULL;
-    memcpy(s, priority.ptr, KVR_MIN(priority.len, sizeof s - 1));
-    r->priority = strtod(s, &end);
-    if (end == s || *end || !(r->priority >= -1e9 && r->priority <= 1e9)) return "x-request-priority must be a number";
-    if (r->priority < 0) r->priority = 0;
-    return NULL;
-}
-
-static const char *read_class(struct request *r, const struct kvr_headers *h)
-{
-    struct kvr_text strict = kvr_headers_get(h, "x-dynamo-request-strict-priority");
-    struct kvr_text policy = either(h, "x-kvroute-policy-class", "x-dynamo-meta-policy-class");
-    uint64_t v;
-    if (strict.ptr) {
-        if (!text_u64(strict, UINT32_MAX, &v)) return "x-dynamo-request-strict-priority must be a whole number";
-        r->strict_priority = (uint32_t)v;
-    }
-    if (policy.len >= sizeof r->policy_class) return "the policy class header has more than 63 characters";
-    if (policy.ptr) memcpy(r->policy_class, policy.ptr, policy.len);
-    return NULL;
-}
-
-/* Those that say something to the router, or name the request. */
-static bool is_hint(struct kvr_text name)
-{
-    static const char *const beginnings[] = {"x-kvroute-", "x-dynamo-", "x-prefill-",          "x-request-",
-                                             "x-session-", "x-worker-", "x-data-parallel-rank"};
-    for (size_t i = 0; i < KVR_ARRAY_LEN(beginnings); i++) {
-        size_t n = strlen(beginnings[i]);
-        if (name.len >= n && strncasecmp(name.ptr, beginnings[i], n) == 0) return true;
-    }
-    return false;
-}
-
-/* One of them is there twice, with two values: what reads the other one, here or behind, would do something else. */
-static bool contradicts_itself(const struct kvr_headers *h)
-{
-    for (size_t i = 0; i < h->n; i++) {
-        struct kvr_text name = kvr_headers_name(h, i), value = kvr_headers_value(h, i);
-        for (size_t k = 0; is_hint(name) && k < i; k++) {
-            struct kvr_text other = kvr_headers_value(h, k);
-            bool same_name = name.len == kvr_headers_name(h, k).len && !strncasecmp(name.ptr, kvr_headers_name(h, k).ptr, name.len);
-            if (same_name && (value.len != other.len || memcmp(value.ptr, other.ptr, value.len) != 0)) return true;
-        }
-    }
-    return false;
-}
-
-static const char *read_hints(struct request *r, const struct kvr_headers *h)
-{
-    struct kvr_text session = kvr_headers_get(h, "x-session-id");
-    const char *why;
-    if (contradicts_itself(h)) return "a header that the router reads is there twice, with two values";
-    if ((why = pins_read_head(r, h)) || (why = read_priority(r, h))) return why;
-    if (session.ptr && session.len < sizeof r->session) memcpy(r->session, session.ptr, session.len);
-    r->explain = kvr_text_is(kvr_headers_get(h, "x-kvroute-explain"), "1");
-    return read_class(r, h);
 }
 
 /* form: of what is routed by its prompt; NULL: it is not. Takes the note. */
@@ -142,7 +66,7 @@ static void begin(struct loop *l, struct kvr_http_conn *c, const enum kvr_prompt
         flow_end_refused(r);
         return;
     }
-    const char *why = read_hints(r, head->headers);
+    const char *why = hints_read(r, head->headers);
     if (why) {
         flow_refuse(r, 400, why);
         return;
@@ -245,7 +169,7 @@ void data_port_body_room(struct kvr_http_conn *c, void *ctx, struct kvr_http_roo
     enum { THROWN_AWAY = 64 * 1024 };
     const struct loop *l = ctx;
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
-    bool used = client_route_form(rq->path) || client_route_is_passed(rq->path, l->serve->o->pass_routes);
+    bool used = client_route_is_passed(rq->path, l->serve->o->pass_routes);
     if (!used) room->bytes = KVR_MIN(room->bytes, (size_t)THROWN_AWAY);
     admission_body_room(l->serve, rq->headers, room);
 }
@@ -263,11 +187,21 @@ static bool wants_websocket(const struct kvr_http_request *rq)
     return kvr_text_is(rq->method, "GET") && kvr_text_is_nocase(kvr_headers_get(rq->headers, "upgrade"), "websocket");
 }
 
+static void method_refused(struct kvr_http_conn *c, const char *allowed)
+{
+    char text[64], head[64];
+    struct kvr_buf b = {0};
+    snprintf(text, sizeof text, "method not allowed; use %s", allowed);
+    snprintf(head, sizeof head, "Allow: %s\r\n", allowed);
+    reply_error_body(&b, 405, text);
+    kvr_http_reply_buf(c, 405, "application/json", head, &b);
+    kvr_buf_free(&b);
+}
+
 static void answer(struct loop *l, struct kvr_http_conn *c, struct request_note **note)
 {
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
     bool get = kvr_text_is(rq->method, "GET");
-    const enum kvr_prompt_form *form = client_route_form(rq->path);
     if (cors_preflight(l->serve->o, c)) return;
     if (wants_websocket(rq)) {
         reply_error(c, 501, "WebSocket connections (/v1/realtime) are not supported; connect to the engine itself", NULL);
@@ -277,17 +211,16 @@ static void answer(struct loop *l, struct kvr_http_conn *c, struct request_note 
     for (int i = 0; i < 3; i++)
         if (kvr_text_is(rq->path, local[i])) {
             if (get) local_answer(l, c, i);
-            else reply_error(c, 405, "method not allowed; use GET", NULL);
+            else method_refused(c, "GET");
             return;
         }
     static const char models[] = "/v1/models/";
     if (get && rq->path.len > sizeof models - 1 && memcmp(rq->path.ptr, models, sizeof models - 1) == 0) {
         model_answer(l, c, (struct kvr_text){rq->path.ptr + sizeof models - 1, rq->path.len - (sizeof models - 1)});
-    } else if (form || kvr_text_is(rq->path, "/v1/embeddings")) {
-        if (kvr_text_is(rq->method, "POST")) begin(l, c, form, note);
-        else reply_error(c, 405, "method not allowed; use POST", NULL);
     } else if (client_route_is_passed(rq->path, l->serve->o->pass_routes)) {
-        begin(l, c, NULL, note);
+        const char *allowed = client_route_allows(rq->path, rq->method, l->serve->o->pass_routes);
+        if (allowed) method_refused(c, allowed);
+        else begin(l, c, client_route_form(rq->path), note);
     } else {
         reply_error(c, 404, "unknown path; inference routes are passed to engines, others by --pass-routes", NULL);
     }

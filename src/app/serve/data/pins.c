@@ -5,20 +5,11 @@
 #include <string.h>
 
 #include "app/serve/common/members.h"
+#include "app/serve/data/hints.h"
 
 #define NO_RANK UINT32_MAX
 
 /* ---- the head ---------------------------------------------------------------------------------------- */
-
-/* The first of these names that is there. */
-static struct kvr_text any_of(const struct kvr_headers *h, const char *const names[3])
-{
-    for (int i = 0; i < 3 && names[i]; i++) {
-        struct kvr_text t = kvr_headers_get(h, names[i]);
-        if (t.ptr) return t;
-    }
-    return (struct kvr_text){0};
-}
 
 static void set_rank(struct pin *pin, uint64_t rank)
 {
@@ -27,9 +18,9 @@ static void set_rank(struct pin *pin, uint64_t rank)
     pin->to.dp_rank = (uint32_t)rank;
 }
 
-static const char *read_pin(const struct kvr_headers *h, const char *const worker[3], const char *const rank[3], struct pin *out)
+static const char *read_pin(const struct kvr_headers *h, enum hint worker, enum hint rank, struct pin *out)
 {
-    struct kvr_text w = any_of(h, worker), n = any_of(h, rank);
+    struct kvr_text w = hint_get(h, worker), n = hint_get(h, rank);
     uint64_t v;
     if (n.ptr) {
         if (!kvr_parse_u64(n.ptr, n.len, UINT32_MAX, &v)) return "the data-parallel rank header must be a whole number";
@@ -53,12 +44,8 @@ static const char *read_wish(const struct kvr_headers *h, enum wish *out)
 
 const char *pins_read_head(struct request *r, const struct kvr_headers *h)
 {
-    static const char *const worker[3] = {"x-kvroute-worker", "x-worker-instance-id", "x-dynamo-worker-instance-id"};
-    static const char *const rank[3] = {"x-kvroute-dp-rank", "x-data-parallel-rank"};
-    static const char *const prefill[3] = {"x-kvroute-prefill-worker", "x-dynamo-prefill-instance-id", "x-prefill-instance-id"};
-    static const char *const prefill_rank[3] = {"x-kvroute-prefill-dp-rank", "x-dynamo-prefill-dp-rank", "x-prefill-dp-rank"};
-    const char *why = read_pin(h, worker, rank, &r->pin);
-    if (!why) why = read_pin(h, prefill, prefill_rank, &r->prefill_pin);
+    const char *why = read_pin(h, HINT_WORKER, HINT_RANK, &r->pin);
+    if (!why) why = read_pin(h, HINT_PREFILL_WORKER, HINT_PREFILL_RANK, &r->prefill_pin);
     return why ? why : read_wish(h, &r->wish);
 }
 
