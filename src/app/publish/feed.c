@@ -120,8 +120,7 @@ static int publish(struct feed *f, struct kvr_event *ev, const struct kvr_engine
     f->told = ev->kind != KVR_EVENT_CLEARED;
     if (!sent)
         kvr_log_warning_of(kvr_log_key(f->worker.worker_id, f->worker.dp_rank, "send"),
-                           "kvroute publish: rank %u: an event was not taken by %s, so whoever listens has a gap", f->worker.dp_rank,
-                           f->outlet->where);
+                           "kvroute publish: rank %u: an event is lost to whoever listens on %s", f->worker.dp_rank, f->outlet->where);
     atomic_fetch_add_explicit(sent ? &f->published : &f->send_failures, 1, memory_order_relaxed);
     return rc;
 }
