@@ -230,6 +230,7 @@ static void put_rank(struct kvr_buf *b, struct feed *f, const struct kvr_view_st
     kvr_json_put_u64(b, "engine_restarts", st ? st->restarts : 0);
     if (st && st->engine_block_size) kvr_json_put_u64(b, "engine_block_size", st->engine_block_size);
     kvr_json_put_u64(b, "block_size_mismatches", st ? st->filtered.block_size_mismatch : 0);
+    kvr_json_put_u64(b, "parentless_stores", atomic_load(&f->parentless));
     kvr_json_put_u64(b, "other_rank_batches", st ? st->filtered.other_rank : 0);
     kvr_json_put_u64(b, "epoch", n.epoch);
     kvr_json_put_u64(b, "oldest_id", n.oldest_id);
@@ -333,6 +334,7 @@ static void metrics(struct publish *p, struct kvr_http_conn *c)
     PUT("stream_lost_total", "counter", "Events that found no room among those that wait", ks[i].lost);
     PUT("duplicates_total", "counter", "Removed hashes of which a copy remains", of[i].filtered.copy_removed);
     PUT("forgotten_salts_total", "counter", "Salted stores for whose salt there was no room", atomic_load(&p->feeds[i].forgotten_salts));
+    PUT("parentless_stores_total", "counter", "Stores left out, as their parent was never published", atomic_load(&p->feeds[i].parentless));
     PUT("refused_events_total", "counter", "Events that the local index refused", ls[i].refused);
     PUT("blocks", "gauge", "Blocks in the local index", ls[i].blocks);
     PUT("index_bytes", "gauge", "Memory of the local index", ls[i].index_bytes);

@@ -72,7 +72,8 @@ struct kvr_outlet {
     void (*stats)(const struct kvr_outlet *o, struct kvr_zmq_guard_stats *out); /* any thread; may be NULL */
     void (*kept)(struct kvr_outlet *o, struct kvr_outlet_kept *out);            /* any thread; NULL: nothing is kept */
     void (*close)(struct kvr_outlet *o);
-    char where[320]; /* for people */
+    char where[320];      /* for people */
+    _Atomic bool partial; /* what is published lacks a part of what the engine holds: envelopes say so; any thread sets it */
 };
 
 /* Binds a PUB socket; with CURVE when there is a door of its context. Returns: 0, or -1 with the reason in err. */
@@ -89,6 +90,7 @@ void kvr_nats_outlet_envelope(struct kvr_outlet *o, const struct kvr_event *ev, 
 struct kvr_stamp {
     uint64_t publisher, sequence;
     bool heartbeats; /* its publisher sends them */
+    bool partial;    /* its view of the engine is */
 };
 void kvr_stamp_init(struct kvr_stamp *s); /* a random publisher id, 53 bits */
 /* An envelope around the payload; counts the sequence on. */

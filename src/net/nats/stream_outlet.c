@@ -330,6 +330,7 @@ static int js_publish(struct kvr_outlet *base, const struct kvr_event *ev, const
     (void)words;
     o->out.len = 0;
     o->out.failed = false;
+    atomic_store(&o->heartbeats->partial, atomic_load(&base->partial));
     kvr_nats_outlet_envelope(o->heartbeats, ev, &o->out);
     struct kept *m = o->out.failed ? NULL : copy_of(&o->out);
     kvr_lock(&o->lock);
@@ -344,6 +345,7 @@ static int js_publish(struct kvr_outlet *base, const struct kvr_event *ev, const
 static void js_heartbeat(struct kvr_outlet *base)
 {
     struct js_outlet *o = (struct js_outlet *)base;
+    atomic_store(&o->heartbeats->partial, atomic_load(&base->partial));
     o->heartbeats->heartbeat(o->heartbeats);
 }
 
