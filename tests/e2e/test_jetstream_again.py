@@ -73,7 +73,7 @@ def api(client, what, body=b""):
 
 
 def stored_ids(client):
-    """Event ids in the stream, as a reader takes them: what is there again is left out. Each has to be the next."""
+    """Event ids in the stream, as a reader takes them: what is there again is left out. In order."""
     state, ids = api(client, f"STREAM.INFO.{STREAM}")["state"], []
     for seq in range(state["first_seq"], state["last_seq"] + 1):
         message = api(client, f"STREAM.MSG.GET.{STREAM}", {"seq": seq})["message"]
@@ -187,3 +187,20 @@ def test_a_buffer_of_unstored_events_that_is_full_says_nothing(start, nats, clie
     chain(hand, 1)
     for r in (alone, asks, late):
         wait_for("a clear mends it", lambda: r.view(7)["view"] == "whole" and blocks(r, 1) == 2 and blocks(r, 0) == 0, 20)
+
+
+def test_an_event_that_no_server_takes_holds_up_the_rest(start, hand):
+    """It is larger than a message may be: given up and counted, and what is behind it is stored."""
+    small = NatsServer(extra="max_payload: 4096")
+    try:
+        p = publisher(start, hand, small)
+        hand.stored(list(range(1000, 1100)), list(range(400)))
+        for n in range(1, 6):
+            chain(hand, n)
+        wait_for("all are seen", newest(p, 8))
+        wait_for("nothing waits", lambda: p.status()["stream"]["waiting"] == 0, 20)
+        client = NatsClient(small.port)
+        assert stored_ids(client) == [1, 2, 4, 5, 6, 7, 8] and p.status()["stream"]["lost"] == 1
+        client.close()
+    finally:
+        small.stop()
