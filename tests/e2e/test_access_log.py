@@ -160,6 +160,18 @@ def test_both_workers_of_two_legs_are_told(pair, log):
     assert l["cached_tokens"] == 32 and l["completion_tokens"] == 4
 
 
+def test_two_processes_hashed_a_session_alike(start, tmp_path):
+    """The seed of the tables whose keys clients choose is this one too, of each process and from the kernel."""
+    m, seen = start(Mock), set()
+    for i in range(3):
+        file = tmp_path / f"{i}.log"
+        s = start(Serve, [m], "--access-log", file, env={"KVR_SEED": ""})
+        s.complete("x", headers={"x-session-id": "one"})
+        wait_for("a line", lambda: lines_of(file))
+        seen.add(lines_of(file)[0]["session"])
+    assert len(seen) == 3, seen
+
+
 def ask_much(s, clients, each):
     def ask():
         with socket.create_connection(("127.0.0.1", s.port), 60) as c:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What clients may reach of engines: inference. Nothing that loads, stops or empties them."""
 
+import socket
+
 import pytest
 
 from conftest import SLOW, Serve, call
@@ -16,6 +18,7 @@ TRICKS = ["/v1//load_lora_adapter", "/v1/./load_lora_adapter", "/v1/embeddings/.
           "/v1/responses/a%0d%0ax", "/v1/responses/a%c3%a4", "/v1/responses/a;b", "/v1/videos/%20", "//v1/load_lora_adapter", "/v1/embeddings;/../load_lora_adapter"]
 INFERENCE = ["/v1/embeddings", "/v1/rerank", "/v1/score", "/v1/classify", "/v1/audio/transcriptions", "/v1/audio/speech", "/v1/images/generations",
              "/v1/responses/resp_1/cancel", "/v1/messages/count_tokens", "/v1/chat/completions/render", "/v1/videos",
+             "/v1/videos/sync", "/v1/videos/generations",
              "/tokenize", "/detokenize", "/rerank", "/v2/rerank", "/pooling", "/classify", "/encode", "/score"]
 
 
@@ -54,6 +57,14 @@ def test_a_route_took_any_method(start, upstream):
     assert len(u.requests) == n
     for method in ("PUT", "DELETE", "POST", "GET"):
         assert call(s.port, method, "/custom").status == 200, method  # an operator's
+
+
+def test_a_body_of_a_refused_method_was_held(start):
+    s = start(Serve, ["http://127.0.0.1:9"], ready=False)
+    for method, path, status in (("POST", "/tokenize", b"100"), ("PUT", "/tokenize", b"4"), ("POST", "/v1/responses/a", b"4")):
+        with socket.create_connection(("127.0.0.1", s.port), timeout=20 * SLOW) as c:
+            c.sendall(f"{method} {path} HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 1000000\r\n\r\n".encode())
+            assert c.recv(12).startswith(b"HTTP/1.1 " + status), (method, path)
 
 
 def test_an_operator_may_open_further_routes(start, upstream):

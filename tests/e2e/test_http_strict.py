@@ -161,8 +161,8 @@ def test_head_is_answered_like_get(start):
 def test_head_of_a_passed_path_reaches_the_worker_as_head(one):
     u, s = one
     u.answer = b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\nX-Seen: 1\r\n\r\n"
-    out = raw(s.port, b"HEAD /v1/videos HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 3)
-    assert out.startswith(b"HTTP/1.1 200") and b"Content-Length: 20\r\n" in out and u.requests[-1][0].startswith(b"HEAD /v1/videos ")
+    out = raw(s.port, b"HEAD /v1/videos/x HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 3)
+    assert out.startswith(b"HTTP/1.1 200") and b"Content-Length: 20\r\n" in out and u.requests[-1][0].startswith(b"HEAD /v1/videos/x ")
 
 
 # ---- answers of workers ---------------------------------------------------------------------------------

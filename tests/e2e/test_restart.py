@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A restart is no outage: the lame duck, ports that are free while answers finish, and the hand-over of ports."""
 
+import contextlib
 import http.client
 import json
 import os
 import signal
 import socket
 import threading
+import time
 
 import pytest
 
@@ -275,6 +277,61 @@ def test_what_does_not_fit_is_refused(start, tmp_path):
     data.p.wait(20 * SLOW)
     assert "data-dir and handover exclude each other" in data.text()
     assert s.complete("x").status == 200
+
+
+def test_a_second_one_that_asked_made_the_running_one_spin(start, tmp_path):
+    path = tmp_path / "ports"
+    s = start(Serve, [start(Mock)], "--handover", path)
+    ask = lambda: socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # noqa: E731
+    with ask() as one, ask() as two:
+        one.connect(str(path))
+        assert one.recv(64) == b"kvroute listeners 1"
+        two.connect(str(path))
+        used = lambda: sum(map(int, open(f"/proc/{s.p.pid}/stat").read().split()[13:15])) / os.sysconf("SC_CLK_TCK")  # noqa: E731
+        before = used()
+        time.sleep(1)
+        assert used() - before < 0.5
+        one.send(b"taken\0" * 9)  # no word of ours
+        assert two.recv(64) == b"kvroute listeners 1", "now it is its turn"
+    assert s.complete("x").status == 200
+
+
+def test_strangers_at_the_path_of_a_hand_over(start, tmp_path):
+    path, kept = tmp_path / "ports", tmp_path / "kept"
+    s = start(Serve, [start(Mock)], "--handover", path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    for junk in (b"", b"take", b"taken\0", b"x" * 60000, None):
+        for _ in range(20):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as c:
+                c.connect(str(path))
+                if junk is not None:
+                    c.send(junk)
+    assert s.complete("x").status == 200 and path.is_socket()
+    kept.write_text("mine")
+    other = start(Process, "select", "--port", free_ports(), "--handover", kept, expect=None)
+    assert other.p.wait(20 * SLOW) != 0 and kept.read_text() == "mine"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs a second user")
+def test_sockets_of_another_user_are_not_taken(start, tmp_path):
+    path = tmp_path / "ports"
+    with socket.create_server(("0.0.0.0", 0)) as theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as offer:
+        offer.bind(str(path))
+        os.seteuid(65534)
+        try:
+            offer.listen(4)
+        finally:
+            os.seteuid(0)
+
+        def give():
+            c, _ = offer.accept()
+            with c, contextlib.suppress(OSError):
+                socket.send_fds(c, [b"kvroute listeners 1"], [theirs.fileno()])
+                c.recv(1)
+        t = threading.Thread(target=give, daemon=True)
+        t.start()
+        p = start(Process, "select", "--host", "127.0.0.1", "--port", theirs.getsockname()[1], "--handover", path, expect=None)
+        assert p.p.wait(20 * SLOW) != 0 and "allowed: a path that this user may write to" in p.text()
 
 
 def test_select_hands_its_port_over(start, tmp_path):

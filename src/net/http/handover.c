@@ -36,6 +36,8 @@ static int path_of(const char *path, struct sockaddr_un *a)
 
 /* ---- giving ------------------------------------------------------------------------------------------- */
 
+static void on_taker(uv_poll_t *p, int status, int events);
+
 static void on_closed(uv_handle_t *handle)
 {
     struct kvr_handover *h = handle->data;
@@ -43,6 +45,7 @@ static void on_closed(uv_handle_t *handle)
     close(*fd);
     *fd = -1;
     if (--h->handles == 0 && !h->config.loop) free(h);
+    else if (h->config.loop && !h->was_taken) uv_poll_start(&h->listener, UV_READABLE, on_taker);
 }
 
 static void drop_taker(struct kvr_handover *h)
@@ -64,6 +67,7 @@ static void on_word(uv_poll_t *p, int status, int events)
     if (h->was_taken) h->config.taken(h->config.ctx);
 }
 
+/* Is the other side of the same user? */
 static bool is_mine(int fd)
 {
     struct ucred c;
@@ -88,13 +92,13 @@ static bool send_sockets(int to, const int *fds, size_t n)
     return sendmsg(to, &m, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)sizeof offered - 1;
 }
 
-/* One taker at a time; another one waits in the kernel's queue. */
+/* One taker at a time; another one waits in the kernel's queue, and is not looked at meanwhile. */
 static void on_taker(uv_poll_t *p, int status, int events)
 {
     struct kvr_handover *h = p->data;
     int fds[KVR_HANDOVER_FDS_MAX];
     (void)events;
-    if (status < 0 || h->was_taken || h->taker_fd >= 0) return;
+    if (status < 0) return;
     int fd = accept4(h->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd < 0) return;
     if (!is_mine(fd) || !send_sockets(fd, fds, h->config.sockets(h->config.ctx, fds)) ||
@@ -105,6 +109,7 @@ static void on_taker(uv_poll_t *p, int status, int events)
     h->taker_fd = fd;
     h->taker.data = h;
     h->handles++;
+    uv_poll_stop(&h->listener);
     uv_poll_start(&h->taker, UV_READABLE | UV_DISCONNECT, on_word);
     h->config.asked(h->config.ctx);
 }
@@ -113,7 +118,9 @@ static void on_taker(uv_poll_t *p, int status, int events)
 static int bind_at(const char *path)
 {
     struct sockaddr_un a;
+    struct stat there;
     char beside[sizeof a.sun_path + 8];
+    if (lstat(path, &there) == 0 && !S_ISSOCK(there.st_mode)) return UV_ENOTSOCK; /* a file of somebody's */
     snprintf(beside, sizeof beside, "%s.new", path);
     int rc = path_of(beside, &a);
     if (rc) return rc;
@@ -191,7 +198,7 @@ int kvr_handover_ask(const char *path, int fds[KVR_HANDOVER_FDS_MAX], int *link)
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (fd < 0) return uv_translate_sys_error(errno);
     if (connect(fd, (struct sockaddr *)&a, sizeof a)) rc = errno == ENOENT || errno == ECONNREFUSED ? 0 : uv_translate_sys_error(errno);
-    else rc = receive_sockets(fd, fds);
+    else rc = is_mine(fd) ? receive_sockets(fd, fds) : UV_EPERM;
     if (rc <= 0) close(fd);
     else *link = fd;
     return rc;

@@ -10,7 +10,7 @@
  *     takes none any more, and ends        offers at the path itself
  *
  * Both hold the same sockets of the kernel, so what waits in their queues is lost by neither. A taker that goes away without a word changes
- * nothing. Only processes of the same user are served (the path's mode, and SO_PEERCRED).
+ * nothing. Only processes of the same user are served, and are asked (the path's mode, and SO_PEERCRED).
  *
  * Threads: the offer's on the thread of its loop; asking and taking may block for KVR_HANDOVER_MS.
  */
@@ -35,7 +35,7 @@ struct kvr_handover_config {
     void *ctx;
 };
 
-/* Takes the path's place if a file is there. Returns: 0 or a libuv error. */
+/* Takes the place of a socket that is there, and of nothing else. Returns: 0 or a libuv error. */
 int kvr_handover_offer(const struct kvr_handover_config *config, struct kvr_handover **out);
 /* NULL is fine. Removes the path unless all was taken. Memory goes when the loop has run its close callbacks. */
 void kvr_handover_close(struct kvr_handover *h);

@@ -91,7 +91,7 @@ static int add_preferred(void *ctx, const char *key, size_t key_len, struct kvr_
     struct question *q = ctx;
     struct kvr_preferred_taint *p = &q->preferred_list[q->preferred_n];
     char *name = q->preferred[q->preferred_n];
-    if (q->preferred_n == TAINT_LIST_MAX || !key || key_len == 0 || key_len >= sizeof q->preferred[0]) return 1;
+    if (q->preferred_n == TAINT_LIST_MAX || !key || key_len == 0 || key_len >= sizeof q->preferred[0] || memchr(key, 0, key_len)) return 1;
     if (!kvr_json_as_double(v, &p->weight) || !isfinite(p->weight)) return 1;
     memcpy(name, key, key_len);
     name[key_len] = 0;

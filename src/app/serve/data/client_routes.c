@@ -60,6 +60,8 @@ static const struct {
     {"/v1/images/variations", POSTS},
     {"/v1/images/*/content", GETS},
     {"/v1/videos", POSTS},
+    {"/v1/videos/sync", POSTS},
+    {"/v1/videos/generations", POSTS},
     {"/v1/videos/*", GETS | DELETES},
     {"/v1/videos/*/content", GETS},
     {"/tokenize", POSTS},

@@ -169,7 +169,8 @@ void data_port_body_room(struct kvr_http_conn *c, void *ctx, struct kvr_http_roo
     enum { THROWN_AWAY = 64 * 1024 };
     const struct loop *l = ctx;
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
-    bool used = client_route_is_passed(rq->path, l->serve->o->pass_routes);
+    const char *more = l->serve->o->pass_routes;
+    bool used = client_route_is_passed(rq->path, more) && !client_route_allows(rq->path, rq->method, more);
     if (!used) room->bytes = KVR_MIN(room->bytes, (size_t)THROWN_AWAY);
     admission_body_room(l->serve, rq->headers, room);
 }

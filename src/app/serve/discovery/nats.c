@@ -47,7 +47,7 @@ static void take_router(struct discovery_nats *n, const char *key, const char *v
     const char *text;
     size_t text_len;
     if (strcmp(key, n->own) == 0 || !sync || kvr_json_parse(n->json, value, len, &o, NULL)) return;
-    if (!kvr_json_as_str(kvr_json_get(o, "replica_sync"), &text, &text_len)) return;
+    if (!kvr_json_as_name(kvr_json_get(o, "replica_sync"), &text, &text_len)) return;
     if (text_len == 0 || text_len >= sizeof n->peers->endpoint) return;
     drop_peer(n, key);
     struct peer *p = calloc(1, sizeof *p);
