@@ -8,8 +8,8 @@ engines switch off.
 Attention is computed without AMX: vLLM 0.32's kernel for it ends the engine's process at the first prompt on some virtual machines whose
 processor has AMX, and a test must not depend on the machine that it happens to run on.
 
-What waits sleeps: a worker for its engine, where vLLM has it look again and again for a second, and the threads that move prompts, where NIXL
-has them look without end. On two cores that two engines share nobody else would get a turn, and what takes seconds would take many minutes."""
+Threads that move prompts sleep between two looks, where NIXL has them look without end: two engines have more of them than two cores can run, and
+a token of 5 ms took seconds."""
 import importlib.abc
 import importlib.util
 import multiprocessing
@@ -51,7 +51,7 @@ def _workers_wait(module):
 def _transfers_wait(module):
     class Config(module.nixlBind.nixlAgentConfig):
         def __setattr__(self, name, value):
-            super().__setattr__(name, 1000 if name == "pthrDelay" else value)  # microseconds between two looks, not 0
+            super().__setattr__(name, 100 if name == "pthrDelay" else value)  # microseconds between two looks, not 0
 
     module.nixlBind.nixlAgentConfig = Config
 
