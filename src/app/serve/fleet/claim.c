@@ -104,7 +104,8 @@ int claim_open(const struct claim_config *cc, struct claim **out, char *err, siz
     if (cc->predicted) snprintf(c->own, sizeof c->own, "%s", c->owner_key);
     else snprintf(c->own, sizeof c->own, "%.100s%llu", c->server_prefix, (unsigned long long)cc->instance);
     snprintf(watch, sizeof watch, "*.%s.>", scope);
-    snprintf(text, sizeof text, "process %ld on %.63s, admin port %llu", (long)getpid(), host, (unsigned long long)cc->admin_port);
+    int said = snprintf(text, sizeof text, "process %ld on %.63s", (long)getpid(), host);
+    if (cc->admin_port) snprintf(text + said, sizeof text - (size_t)said, ", admin port %llu", (unsigned long long)cc->admin_port);
     struct kvr_registry_config rc = {.link = cc->link,
                                      .bucket = "kvroute-indexers",
                                      .ttl_s = TTL_S,

@@ -15,7 +15,7 @@ struct claim_config {
     const char *scope;
     bool predicted;
     int replicas;
-    uint64_t instance, admin_port;
+    uint64_t instance, admin_port; /* the latter for people; 0: not known yet */
 };
 
 /* Waits until it is clear whether we may. Returns: 0, also when NATS cannot be reached (claim_holds tells later), or -1 with who
