@@ -393,7 +393,7 @@ static int read_document(const struct kvr_yaml *plain, yaml_node_t *root, void *
     const struct kvr_yaml *y = &hiding;
     hiding.secret = true;
     if (!root) return kvr_yaml_refuse_line(y, 1, "keys", "the file is empty; the key is expected");
-    if (kvr_yaml_each_key(y, root, "api keys", root_key, out)) return -1;
+    if (kvr_yaml_each_key(y, root, "api_keys", root_key, out)) return -1;
     if (!out->n && !out->has_anonymous) return kvr_yaml_refuse(y, root, "keys", "at least one key, or `anonymous`, is expected");
     for (size_t i = 0; i < out->n; i++) inherit(&out->keys[i].limits, &out->otherwise);
     inherit(&out->anonymous.limits, &out->otherwise);
