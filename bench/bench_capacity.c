@@ -125,7 +125,8 @@ static double envelope_bytes(const struct kvr_event *ev, double *ns)
 {
     struct kvr_buf payload = {0}, out = {0}, scratch = {0};
     kvr_plane_event_write(&payload, ev);
-    struct kvr_envelope e = {UINT64_C(1) << 52, 1u << 30, 1800000000000, KVR_PLANE_EVENTS, 9, payload.data, (uint32_t)payload.len, true},
+    struct kvr_envelope e = {UINT64_C(1) << 52,     1u << 30, 1800000000000, KVR_PLANE_EVENTS, 9, payload.data,
+                             (uint32_t)payload.len, false,    true},
                         got;
     kvr_envelope_write(&out, &e);
     uint64_t t0 = now();

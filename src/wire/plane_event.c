@@ -67,12 +67,13 @@ static char *put_member(char *p, const char *key, uint64_t v)
 void kvr_envelope_write(struct kvr_buf *out, const struct kvr_envelope *e)
 {
     if (kvr_buf_reserve(out, SMALL + e->topic_len + e->payload_len)) return;
-    char *start = out->data + out->len, *p = mp_encode_map(start, 6 + e->heartbeats);
+    char *start = out->data + out->len, *p = mp_encode_map(start, 6u + e->heartbeats + e->partial);
     p = put_member(p, "version", KVR_PLANE_VERSION);
     p = put_member(p, "publisher_id", e->publisher);
     p = put_member(p, "sequence", e->sequence);
     p = put_member(p, "published_at", e->published_at_ms);
     if (e->heartbeats) p = mp_encode_bool(put_text(p, "beats"), true);
+    if (e->partial) p = mp_encode_bool(put_text(p, "partial"), true);
     p = mp_encode_str(put_text(p, "topic"), e->topic, e->topic_len);
     p = mp_encode_bin(put_text(p, "payload"), e->payload, e->payload_len);
     out->len += (size_t)(p - start);
@@ -110,9 +111,10 @@ static int envelope_member(void *ctx, const char *key, uint32_t len, const char 
     if (same(key, len, "publisher_id")) return r->seen |= 1, take_u64(p, UINT64_MAX, &r->out->publisher) ? 0 : -KVR_EFORMAT;
     if (same(key, len, "sequence")) return r->seen |= 2, take_u64(p, UINT64_MAX, &r->out->sequence) ? 0 : -KVR_EFORMAT;
     if (same(key, len, "published_at")) return take_u64(p, UINT64_MAX, &r->out->published_at_ms) ? 0 : -KVR_EFORMAT;
-    if (same(key, len, "beats")) {
+    bool beats = same(key, len, "beats");
+    if (beats || same(key, len, "partial")) {
         if (!is(*p, MP_BOOL)) return -KVR_EFORMAT;
-        r->out->heartbeats = mp_decode_bool(p);
+        *(beats ? &r->out->heartbeats : &r->out->partial) = mp_decode_bool(p);
         return 0;
     }
     if (same(key, len, "topic")) return r->seen |= 4, take_text(p, &r->out->topic, &r->out->topic_len) ? 0 : -KVR_EFORMAT;

@@ -4,8 +4,8 @@
  * structs are maps with string keys, unknown keys are passed over.
  *
  *     envelope   {"publisher_id": u64, "sequence": u64 from 0, "published_at": ms since 1970, "topic": text, "payload": bin}
- *                and "version": 1 when it is ours; a higher one is refused. payload may also be an array of bytes as numbers
- *     events     topic "kv-events": one router event, or an array of them:
+ *                and "version": 1 when it is ours; a higher one is refused. "partial": true: its publisher lacks a part. payload may also
+ * be an array of bytes as numbers events     topic "kv-events": one router event, or an array of them:
  *                {"worker_id": u64, "storage_tier": "device", "residency_domain": "worker",
  *                 "event": {"event_id": u64, "data": {"stored": {...}} | {"removed": {...}} | "cleared", "dp_rank": u32}}
  *     heartbeat       topic "kv-beats": {"worker_id": u64, "dp_rank": u32, "last_event_id": u64}, ours: the publisher lives, and that
@@ -33,6 +33,7 @@ struct kvr_envelope {
     uint32_t topic_len;
     const char *payload;
     uint32_t payload_len;
+    bool partial;    /* its publisher's own view of the engine lacks a part */
     bool heartbeats; /* its publisher sends heartbeats: silence means that it is gone */
 };
 

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """`kvroute publish` beside an engine: what it publishes, what it answers, and what a router makes of it when things die."""
 import subprocess
+import time
 
 import msgpack
 import pytest
 import zmq
 
 from conftest import BINARY, Engine, Indexer, Mock, Publish, Serve, call, free_ports, local_hashes, wait_for
+from nats_parts import NatsServer
 
 TOKENS = list(range(1, 33))
 
@@ -275,3 +277,43 @@ def test_garbage_from_the_engine_hurts_nobody(start, hand):
     throw(junk)  # too much of it says that we do not understand this engine
     wait_for("alarm", lambda: p.status()["trust"] == "untrusted" and "cannot be decoded" in p.status()["reason"])
     assert "cannot be decoded" in p.recover(supports_tree_dump_failed=1)[1]["TreeDumpFailed"]["message"]
+
+
+@pytest.mark.parametrize("form", ["engine", "envelope", "nats"])
+def test_a_late_sidecar_sends_stores_whose_parent_it_has_not_sent(start, hand, zctx, form):
+    """They have no place: left out and counted; and who listens is told that it hears of a part only."""
+    nats = NatsServer() if form == "nats" else None
+    try:
+        plane = ["--event-plane", "nats", "--nats-url", nats.url] if nats else ["--publish-format", form]
+        hand.stored([1], TOKENS[:4])  # before anybody listens, and nobody can replay it
+        p = start(Publish, hand, *plane, "--worker-id", 1, block_size=4, with_replay=False)
+        r = start(Serve, [f"http://127.0.0.1:{free_ports()},id=1" + ("" if nats else f",events=tcp://127.0.0.1:{p.out}")], "--block-size", 4,
+                  *(plane if nats else []), ready=False)
+        hand.heard_by(1)
+        if nats:
+            wait_for("the event plane", lambda: r.metric("event_plane_up") == 1)
+        else:
+            wait_for("the router", lambda: 'publish_connections{worker_id="1",dp_rank="0"} 1' in call(p.port, "GET", "/metrics").body.decode())
+            time.sleep(0.5)  # its subscription
+        hand.stored([2], TOKENS[4:8], parent=1)
+        hand.stored([3, 4], TOKENS[8:16], parent=2)
+        hand.stored([5], TOKENS[16:20])
+        wait_for("they are left out", lambda: p.status()["parentless_stores"] == 2)
+        hand.removed([77])  # out of sequence for nobody
+        hand.send(hand.batch(["BlockRemoved", [78], "GPU"]), seq=hand.seq + 3)  # a loss that nobody repairs
+        hand.seq += 4
+        wait_for("partial", lambda: p.status()["view"] == "partial")
+        hand.stored([6], TOKENS[20:24], parent=5)  # gone with the loss
+        hand.stored([7], TOKENS[24:28])
+        hand.stored([8], TOKENS[28:32], parent=7)
+        wait_for("that too", lambda: p.status()["parentless_stores"] == 3 and p.status()["blocks"] == 2)
+        wait_for("the rest is there", lambda: r.overlap(TOKENS[24:]) == {(1, 0): 2})
+        assert r.metric("ingest_parent_not_found_total") == 0
+        if form != "engine":  # whose messages have no word for it
+            wait_for("a part only", lambda: r.view()["view"] == "partial" and "its publisher" in r.view()["reason"])
+        hand.cleared()
+        hand.stored([9], TOKENS[:4])
+        wait_for("whole", lambda: p.status()["view"] == "whole" and r.view()["view"] == "whole" and r.overlap(TOKENS[:4]) == {(1, 0): 1})
+    finally:
+        if nats:
+            nats.stop()

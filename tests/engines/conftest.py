@@ -51,6 +51,20 @@ ROWS = (  # what scripts/engines/engine.py is asked for
 )
 
 
+LIMIT = 600  # seconds of a test, without the start of its engines; the longest takes a minute on two idle cores
+
+
+@pytest.fixture(autouse=True)
+def bounded():
+    """A test ends: one that waits for an engine that waits for another one fails, and says where."""
+    def over(*_):
+        raise TimeoutError(f"the test has run for {LIMIT} s")
+    signal.signal(signal.SIGALRM, over)
+    signal.alarm(LIMIT)
+    yield
+    signal.alarm(0)
+
+
 def names(fixture):
     """The engines that a fixture stands for."""
     return FLEETS.get(fixture, [fixture])

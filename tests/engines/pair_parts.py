@@ -15,7 +15,7 @@ def fleet_of(start, engines, protocol, *more):
     keys = f",kv-protocol={protocol},kv-lease={LEASE}"
     where = f",kv-addr=127.0.0.1:{keeps.side},engine-id=pushes" if protocol == "vllm-nixl-push" else ""
     return start(Serve, [keeps.spec(f",role=prefill{keys}{where}"), takes.spec(f",role=decode{keys}")], "--disagg-release-timeout", 300,
-                 "--health-interval", 600, *more)  # engines that move a prompt may not answer /health for a minute where they share two cores
+                 "--health-interval", 600, "--queue-keepalive", 0, *more)  # engines that move a prompt may not answer for a minute on two cores
 
 
 def let_go(keeps, expired):

@@ -41,14 +41,14 @@ static void an_event_is_read_as_it_was_written(void **state)
     (void)state;
     for (size_t i = 0; i < 4; i++) {
         struct kvr_buf b = {0}, e = {0}, scratch = {0};
-        struct kvr_envelope env = {1, i, 1700000000000, KVR_PLANE_EVENTS, 9, NULL, 0, i % 2 == 0}, got;
+        struct kvr_envelope env = {1, i, 1700000000000, KVR_PLANE_EVENTS, 9, NULL, 0, i > 1, i % 2 == 0}, got;
         kvr_plane_event_write(&b, &in[i]);
         env.payload = b.data;
         env.payload_len = (uint32_t)b.len;
         kvr_envelope_write(&e, &env);
         assert_int_equal(kvr_envelope_read(e.data, e.len, &scratch, &got), 0);
         assert_true(kvr_envelope_is(&got, KVR_PLANE_EVENTS) && got.sequence == i && got.publisher == 1 &&
-                    got.published_at_ms == 1700000000000 && got.heartbeats == env.heartbeats);
+                    got.published_at_ms == 1700000000000 && got.heartbeats == env.heartbeats && got.partial == env.partial);
         uint64_t ids[3] = {0};
         assert_int_equal(kvr_plane_events_each(got.payload, got.payload_len, count, ids), 0);
         assert_true(ids[0] == 1 && ids[1] == in[i].event_id);

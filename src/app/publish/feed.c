@@ -118,10 +118,10 @@ static int publish(struct feed *f, struct kvr_event *ev, const struct kvr_engine
     ev->worker = f->worker;
     bool sent = f->outlet->publish(f->outlet, ev, words) == 0;
     f->told = ev->kind != KVR_EVENT_CLEARED;
+    f->overfull = ev->kind != KVR_EVENT_CLEARED && (f->overfull || rc == -KVR_ENOMEM || rc == -KVR_ECAPACITY);
     if (!sent)
         kvr_log_warning_of(kvr_log_key(f->worker.worker_id, f->worker.dp_rank, "send"),
-                           "kvroute publish: rank %u: an event was not taken by %s, so whoever listens has a gap", f->worker.dp_rank,
-                           f->outlet->where);
+                           "kvroute publish: rank %u: an event is lost to whoever listens on %s", f->worker.dp_rank, f->outlet->where);
     atomic_fetch_add_explicit(sent ? &f->published : &f->send_failures, 1, memory_order_relaxed);
     return rc;
 }
@@ -197,12 +197,23 @@ static int publish_clear(struct feed *f)
     return publish(f, &ev, &none);
 }
 
+/* Was its parent never published? */
+static bool is_parentless(const struct feed *f, const struct kvr_event *ev)
+{
+    bool device_store = ev->kind == KVR_EVENT_STORED && ev->tier == KVR_TIER_DEVICE;
+    return device_store && ev->has_parent && !f->overfull && !kvr_local_index_holds(f->index, KVR_TIER_DEVICE, ev->parent_hash);
+}
+
 int feed_event(struct feed *f, const struct kvr_event *event, const struct kvr_ingest_origin *origin)
 {
     struct kvr_event ev = *event;
     if (origin && kvr_engine_stream_groups(origin->stream) == KVR_GROUPS_LEFT_OUT) { /* its listeners would predict too much */
         feed_reset(f);
         return 0;
+    }
+    if (is_parentless(f, &ev)) {
+        atomic_fetch_add_explicit(&f->parentless, 1, memory_order_relaxed);
+        return -KVR_EPARENT;
     }
     if (ev.kind == KVR_EVENT_CLEARED) return publish_clear(f);
     if (ev.kind == KVR_EVENT_REMOVED) return publish_removed(f, &ev);

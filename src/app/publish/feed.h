@@ -7,7 +7,8 @@
  * Copies: an engine may keep one block several times. The ingest counts them (recover/consumer/copies.h), so neither the store nor the
  * removal of a copy comes here: who listens sees each block stored once and removed once, and has nothing to count. Ids begin at 1 with
  * each life of the program; the first event of a life is a clear, and so is what tells that the engine's stream was lost. Salted stores
- * carry their salt also when the engine only tells it once a chain.
+ * carry their salt also when the engine only tells it once a chain. A store whose parent was never published, as it was stored before
+ * anybody listened, is left out and counted: it has no place.
  *
  * Threads: the ingest thread calls feed_event and _reset and owns the outlet from the first call on; others only ask the
  * local index, which has its own locks.
@@ -41,7 +42,8 @@ struct feed {
     struct kvr_map64 salt_at; /* hash of a salt -> its place, + 1 */
     struct feed_salt *salts;
     size_t salts_n, salts_cap, salts_free;
-    _Atomic uint64_t published, send_failures, forgotten_salts;
+    bool overfull; /* the local index lacks blocks that were published, for want of room */
+    _Atomic uint64_t published, send_failures, forgotten_salts, parentless;
 };
 
 /* block_size 0: it is what the stream says. Publishes the first clear. Takes the outlet. Returns: 0, or -1 with the reason in err. */

@@ -38,6 +38,7 @@ static void on_view(void *ctx, void *user, struct kvr_worker w, enum kvr_view_kn
     const char *name = kvr_view_knowledge_name(knowledge), *colon = reason[0] ? ": " : "";
     (void)ctx;
     kvr_local_index_set_incomplete(f->index, knowledge == KVR_VIEW_WHOLE ? NULL : reason);
+    if (knowledge != KVR_VIEW_UNKNOWN) atomic_store(&f->outlet->partial, knowledge == KVR_VIEW_PARTIAL);
     if (knowledge == KVR_VIEW_WHOLE) kvr_log("kvroute publish: the view of rank %u is whole", w.dp_rank);
     else
         kvr_log_warning_of(kvr_log_key(0, w.dp_rank, reason), "kvroute publish: the view of rank %u is %s%s%s", w.dp_rank, name, colon,

@@ -181,17 +181,48 @@ static const struct kvr_view_status *status_of(const struct kvr_view_status *st,
     return NULL;
 }
 
+static struct kvr_outlet_kept kept_by(const struct feed *f)
+{
+    struct kvr_outlet_kept k = {0};
+    if (f->outlet->kept) f->outlet->kept(f->outlet, &k);
+    return k;
+}
+
+/* What waits to be stored by an event plane that keeps events. */
+static void put_kept(struct kvr_buf *b, const struct kvr_outlet_kept *k)
+{
+    kvr_json_key(b, "stream");
+    kvr_json_open(b, '{');
+    kvr_json_put_u64(b, "waiting", k->messages);
+    kvr_json_put_u64(b, "waiting_bytes", k->bytes);
+    kvr_json_put_u64(b, "again", k->again);
+    kvr_json_put_u64(b, "lost", k->lost);
+    kvr_json_put_str(b, "reason", k->why);
+    kvr_json_close(b, '}');
+}
+
+static void put_view(struct kvr_buf *b, const struct kvr_view_status *st, const struct kvr_outlet_kept *k)
+{
+    enum kvr_view_knowledge knowledge = st ? st->knowledge : KVR_VIEW_UNKNOWN;
+    bool whole = knowledge == KVR_VIEW_WHOLE && !k->lacks; /* who asks a local index wants all of it */
+    char lost[sizeof k->why_lost + 40];
+    snprintf(lost, sizeof lost, "%llu events were lost: %s", (unsigned long long)k->lost, k->why_lost);
+    if (k->lacks) knowledge = KVR_MIN(knowledge, KVR_VIEW_PARTIAL);
+    kvr_json_put_str(b, "view", kvr_view_knowledge_name(knowledge));
+    kvr_json_put_str(b, "trust", whole ? "trusted" : st && st->repairing ? "recovering" : "untrusted");
+    kvr_json_put_str(b, "reason", st && st->reason[0] ? st->reason : k->lacks ? lost : "");
+}
+
 static void put_rank(struct kvr_buf *b, struct feed *f, const struct kvr_view_status *st)
 {
     struct kvr_local_index_stats n;
-    bool whole = st && st->knowledge == KVR_VIEW_WHOLE; /* who asks a local index wants all of it */
+    struct kvr_outlet_kept k = kept_by(f);
     kvr_local_index_stats(f->index, &n);
     kvr_json_open(b, '{');
     kvr_json_put_u64(b, "dp_rank", f->worker.dp_rank);
     kvr_json_put_str(b, "published_on", f->outlet->where);
-    kvr_json_put_str(b, "view", kvr_view_knowledge_name(st ? st->knowledge : KVR_VIEW_UNKNOWN));
-    kvr_json_put_str(b, "trust", whole ? "trusted" : st && st->repairing ? "recovering" : "untrusted");
-    kvr_json_put_str(b, "reason", st ? st->reason : "");
+    put_view(b, st, &k);
+    if (f->outlet->kept) put_kept(b, &k);
     kvr_json_key(b, "connected");
     kvr_json_bool(b, st && st->connected);
     kvr_json_put_u64(b, "engine_batches", st ? st->batches : 0);
@@ -199,6 +230,7 @@ static void put_rank(struct kvr_buf *b, struct feed *f, const struct kvr_view_st
     kvr_json_put_u64(b, "engine_restarts", st ? st->restarts : 0);
     if (st && st->engine_block_size) kvr_json_put_u64(b, "engine_block_size", st->engine_block_size);
     kvr_json_put_u64(b, "block_size_mismatches", st ? st->filtered.block_size_mismatch : 0);
+    kvr_json_put_u64(b, "parentless_stores", atomic_load(&f->parentless));
     kvr_json_put_u64(b, "other_rank_batches", st ? st->filtered.other_rank : 0);
     kvr_json_put_u64(b, "epoch", n.epoch);
     kvr_json_put_u64(b, "oldest_id", n.oldest_id);
@@ -270,6 +302,7 @@ static void metrics(struct publish *p, struct kvr_http_conn *c)
     struct kvr_view_status st[RANKS_MAX], of[RANKS_MAX] = {0};
     struct kvr_local_index_stats ls[RANKS_MAX];
     struct kvr_zmq_guard_stats gs[RANKS_MAX] = {0};
+    struct kvr_outlet_kept ks[RANKS_MAX];
     uint64_t v[RANKS_MAX];
     size_t n = statuses(p, st);
     struct kvr_buf b = {0};
@@ -279,6 +312,7 @@ static void metrics(struct publish *p, struct kvr_http_conn *c)
         if (s) of[i] = *s;
         kvr_local_index_stats(p->feeds[i].index, &ls[i]);
         if (p->feeds[i].outlet->stats) p->feeds[i].outlet->stats(p->feeds[i].outlet, &gs[i]);
+        ks[i] = kept_by(&p->feeds[i]);
     }
 #define PUT(name, type, help, value)                                                                                                       \
     do {                                                                                                                                   \
@@ -293,8 +327,14 @@ static void metrics(struct publish *p, struct kvr_http_conn *c)
     PUT("talkers_total", "counter", "Connections ended because they said more than consumers do", gs[i].talkers);
     PUT("stalled_total", "counter", "Connections ended because they did not read", gs[i].stalled);
     PUT("queue_full_total", "counter", "Events lost because 64 MiB wait unread", gs[i].queue_full);
+    PUT("stream_waiting", "gauge", "Events that wait until JetStream has stored them", ks[i].messages);
+    PUT("stream_waiting_bytes", "gauge", "Memory of these", ks[i].bytes);
+    PUT("stream_again_total", "counter", "Events published again, as they were not stored", ks[i].again);
+    PUT("stream_failures_total", "counter", "Times that events were not stored", ks[i].failures);
+    PUT("stream_lost_total", "counter", "Events that found no room among those that wait", ks[i].lost);
     PUT("duplicates_total", "counter", "Removed hashes of which a copy remains", of[i].filtered.copy_removed);
     PUT("forgotten_salts_total", "counter", "Salted stores for whose salt there was no room", atomic_load(&p->feeds[i].forgotten_salts));
+    PUT("parentless_stores_total", "counter", "Stores left out, as their parent was never published", atomic_load(&p->feeds[i].parentless));
     PUT("refused_events_total", "counter", "Events that the local index refused", ls[i].refused);
     PUT("blocks", "gauge", "Blocks in the local index", ls[i].blocks);
     PUT("index_bytes", "gauge", "Memory of the local index", ls[i].index_bytes);

@@ -61,6 +61,7 @@ void kvr_stamp_envelope(struct kvr_stamp *s, const char *topic, const struct kvr
                              .topic_len = (uint32_t)strlen(topic),
                              .payload = payload->data,
                              .payload_len = (uint32_t)payload->len,
+                             .partial = s->partial,
                              .heartbeats = s->heartbeats};
     kvr_envelope_write(out, &e);
 }
@@ -116,6 +117,7 @@ static int publish_envelope(struct zmq_outlet *o, const struct kvr_event *ev)
     kvr_store_be64(head + sizeof topic - 1 + 8, o->stamp.sequence);
     kvr_plane_event_write(&o->event, ev);
     kvr_buf_add(&o->batch, frame, sizeof frame);
+    o->stamp.partial = atomic_load(&o->base.partial);
     kvr_stamp_envelope(&o->stamp, topic, &o->event, &o->batch);
     if (o->batch.failed || o->event.failed) return -KVR_ENOMEM;
     kvr_plane_frame_head((unsigned char *)o->batch.data, (uint32_t)(o->batch.len - sizeof frame));

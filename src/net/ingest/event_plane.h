@@ -53,6 +53,16 @@ int kvr_plane_scope(const struct kvr_plane_options *o, char out[KVR_SCOPE_MAX], 
 /* Connects. Returns: 0, or -1 with the reason in err. */
 int kvr_plane_connect(const struct kvr_plane_options *o, const char *name, struct kvr_nats **out, char *err, size_t cap);
 
+/* What an outlet keeps until it is stored. */
+struct kvr_outlet_kept {
+    uint64_t messages, bytes;
+    uint64_t again, failures; /* messages sent more than once; times that something was not stored */
+    uint64_t lost;            /* events that nobody will store */
+    bool lacks;               /* some were lost behind what waits */
+    char why[96];             /* it is not stored; "": it is */
+    char why_lost[160];
+};
+
 struct kvr_outlet {
     /* `words` are the engine's own, for engine framing. Returns: 0, -KVR_ELIMIT: lost, because too much waits. */
     int (*publish)(struct kvr_outlet *o, const struct kvr_event *ev, const struct kvr_engine_words *words);
@@ -60,8 +70,10 @@ struct kvr_outlet {
     /* To be called every KVR_TEND_MS by the thread that made it: looks after who is connected. May be NULL. */
     void (*tend)(struct kvr_outlet *o);
     void (*stats)(const struct kvr_outlet *o, struct kvr_zmq_guard_stats *out); /* any thread; may be NULL */
+    void (*kept)(struct kvr_outlet *o, struct kvr_outlet_kept *out);            /* any thread; NULL: nothing is kept */
     void (*close)(struct kvr_outlet *o);
-    char where[320]; /* for people */
+    char where[320];      /* for people */
+    _Atomic bool partial; /* what is published lacks a part of what the engine holds: envelopes say so; any thread sets it */
 };
 
 /* Binds a PUB socket; with CURVE when there is a door of its context. Returns: 0, or -1 with the reason in err. */
@@ -78,6 +90,7 @@ void kvr_nats_outlet_envelope(struct kvr_outlet *o, const struct kvr_event *ev, 
 struct kvr_stamp {
     uint64_t publisher, sequence;
     bool heartbeats; /* its publisher sends them */
+    bool partial;    /* its view of the engine is */
 };
 void kvr_stamp_init(struct kvr_stamp *s); /* a random publisher id, 53 bits */
 /* An envelope around the payload; counts the sequence on. */

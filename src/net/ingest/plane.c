@@ -153,6 +153,7 @@ struct taking {
     struct plane_head head;
     struct source *only; /* events of one socket; NULL: of the shared stream */
     bool heartbeats;     /* their publisher sends heartbeats */
+    bool partial;        /* and has only a part itself */
     bool live;           /* of a durable stream, ahead of its storing: taken when it is what comes next, else left to the stream */
 };
 
@@ -178,7 +179,10 @@ static int take_event(void *ctx, const struct kvr_plane_place *place)
     in->plane_stats.events++;
     in->plane_stats.unknown_workers += !s;
     if (!s || s->st.paused) return 0;
-    if (kvr__view_expects(kvr__source_view(s), t->head.publisher, place->event_id, t->live, t->heartbeats)) hand_over(t, s, place);
+    struct kvr_view *v = kvr__source_view(s);
+    if (!kvr__view_expects(v, t->head.publisher, place->event_id, t->live, t->heartbeats)) return 0;
+    hand_over(t, s, place);
+    kvr__view_told_partial(v, t->partial);
     return 0;
 }
 
@@ -198,8 +202,12 @@ static int take_own_event(void *ctx, const struct kvr_plane_place *place)
 {
     const struct taking *t = ctx;
     struct source *s = t->only;
-    if (place->worker.dp_rank == s->st.worker.dp_rank) hand_over(t, s, place);
-    else leave_out(s, place->worker.dp_rank);
+    if (place->worker.dp_rank != s->st.worker.dp_rank) {
+        leave_out(s, place->worker.dp_rank);
+        return 0;
+    }
+    hand_over(t, s, place);
+    kvr__view_told_partial(kvr__source_view(s), t->partial);
     return 0;
 }
 
@@ -212,7 +220,7 @@ void kvr__plane_frame(struct kvr_ingest *in, struct source *s, const char *data,
               kvr_envelope_read(envelope, envelope_len, &in->plane_scratch, &e) == 0;
     in->plane_scratch.failed = false;
     if (ok && !s->view.enveloped) kvr__view_enveloped(kvr__source_view(s));
-    struct taking t = {in, {ok ? (double)e.published_at_ms * 1e-3 : 0, ok ? e.publisher : 0}, s, false, false};
+    struct taking t = {in, {ok ? (double)e.published_at_ms * 1e-3 : 0, ok ? e.publisher : 0}, s, false, ok && e.partial, false};
     if (ok && kvr_envelope_is(&e, KVR_PLANE_EVENTS)) ok = kvr_plane_events_each(e.payload, e.payload_len, take_own_event, &t) == 0;
     s->view.counts.decode_errors += !ok;
 }
@@ -232,12 +240,14 @@ static int take_json(struct kvr_ingest *in, const struct plane_message *m)
     return kvr_plane_events_each(in->plane_scratch.data, in->plane_scratch.len, take_event, &t);
 }
 
-static void take_heartbeat(struct kvr_ingest *in, const struct plane_head *h, const struct kvr_heartbeat *b)
+static void take_heartbeat(struct kvr_ingest *in, const struct taking *t, const struct kvr_heartbeat *b)
 {
     struct source *s = source_of(in, b->worker);
     in->plane_stats.heartbeats++;
     in->plane_stats.unknown_workers += !s;
-    if (s && !s->st.paused) kvr__view_heartbeat(kvr__source_view(s), h->publisher, h->ts, b->last_event_id);
+    if (!s || s->st.paused) return;
+    kvr__view_heartbeat(kvr__source_view(s), t->head.publisher, t->head.ts, b->last_event_id);
+    kvr__view_told_partial(kvr__source_view(s), t->partial);
 }
 
 static int take_envelope(struct kvr_ingest *in, const struct plane_message *m)
@@ -246,15 +256,13 @@ static int take_envelope(struct kvr_ingest *in, const struct plane_message *m)
     struct kvr_heartbeat heartbeat;
     int rc = kvr_envelope_read(m->data, m->len, &in->plane_scratch, &e);
     if (rc) return rc;
-    struct taking t = {in,
-                       {(double)e.published_at_ms * 1e-3, e.publisher},
-                       NULL,
-                       e.heartbeats,
-                       !m->position && atomic_load_explicit(&in->plane_durable, memory_order_relaxed)};
+    struct taking t = {in,        {(double)e.published_at_ms * 1e-3, e.publisher},
+                       NULL,      e.heartbeats,
+                       e.partial, !m->position && atomic_load_explicit(&in->plane_durable, memory_order_relaxed)};
     if (kvr_envelope_is(&e, KVR_PLANE_EVENTS)) return kvr_plane_events_each(e.payload, e.payload_len, take_event, &t);
     if (!kvr_envelope_is(&e, KVR_PLANE_HEARTBEATS)) return 0; /* something else that travels here */
     rc = kvr_heartbeat_read(e.payload, e.payload_len, &heartbeat);
-    if (rc == 0) take_heartbeat(in, &t.head, &heartbeat);
+    if (rc == 0) take_heartbeat(in, &t, &heartbeat);
     return rc;
 }
 

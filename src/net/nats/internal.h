@@ -20,4 +20,9 @@ void kvr__nats_retire(struct kvr_nats *n, natsSubscription *sub);
 /* The reader has come past all that it had before the call. Returns: false when the server does not answer. */
 bool kvr__nats_settle(struct kvr_nats *n);
 
+/* "namespace.a.component.b" -> "namespace-a-component-b-kv-events"; as a slug, _ becomes -. */
+void kvr__stream_name(const char *scope, char *out, size_t cap);
+/* Makes the stream of a scope's events unless it is there. */
+natsStatus kvr__stream_ensure(jsCtx *js, const char *scope, const char *name, int replicas);
+
 #endif

@@ -39,7 +39,6 @@ enum {
     KEEPER_MS = 1000,
     WALK_BLOCKS = 2048,
     WALK_TRIES = 4,
-    PENDING_MAX = 1 << 16,
     TTL_S = 5,
     AGED_MS = 60000,
     PENDING_BYTES = 64 << 20
@@ -47,8 +46,7 @@ enum {
 static const int64_t MAX_AGE_NS = INT64_C(3600) * 1000000000;
 static const char SERVICE_BUCKET[] = "kvroute-replicas";
 
-/* "namespace.a.component.b" -> "namespace-a-component-b-kv-events"; as a slug, _ becomes -. */
-static void stream_name(const char *scope, char *out, size_t cap)
+void kvr__stream_name(const char *scope, char *out, size_t cap)
 {
     snprintf(out, cap, "%s." KVR_PLANE_EVENTS, scope);
     for (char *p = out; *p; p++)
@@ -63,8 +61,7 @@ static natsStatus context(struct kvr_nats *link, jsCtx **out)
     return natsConnection_JetStream(out, kvr__nats_connection(link), &o);
 }
 
-/* Makes the stream unless it is there. */
-static natsStatus ensure_stream(jsCtx *js, const char *scope, const char *name, int replicas)
+natsStatus kvr__stream_ensure(jsCtx *js, const char *scope, const char *name, int replicas)
 {
     char live[KVR_SCOPE_MAX + 32], own[KVR_SCOPE_MAX + 40];
     const char *list[] = {live, own};
@@ -84,103 +81,6 @@ static natsStatus ensure_stream(jsCtx *js, const char *scope, const char *name, 
     c.Replicas = replicas;
     c.AllowDirect = true;
     return js_AddStream(NULL, js, &c, NULL, NULL);
-}
-
-/* ---- publishing --------------------------------------------------------------------------------------------------- */
-
-struct js_outlet {
-    struct kvr_outlet base;
-    struct kvr_outlet *heartbeats; /* a plain one, for the heartbeats and the stamp */
-    struct kvr_nats *link;
-    jsCtx *js;
-    char subject[KVR_SCOPE_MAX + 32], scope[KVR_SCOPE_MAX], stream[KVR_SCOPE_MAX + 32];
-    int replicas;
-    bool stream_is_there;
-    struct kvr_buf out;
-    _Atomic uint64_t sent;    /* messages that the publishing thread looks at no more: on_ack, on another, frees them */
-    _Atomic uint64_t refused; /* by the server, after they were sent */
-};
-
-static void on_ack(jsCtx *js, natsMsg *msg, jsPubAck *ack, jsPubAckErr *err, void *closure)
-{
-    struct js_outlet *o = closure;
-    (void)js;
-    (void)ack; /* the library's */
-    if (err && atomic_fetch_add(&o->refused, 1) == 0)
-        kvr_log_warning("kvroute: jetstream: an event was not stored: %s", err->ErrText ? err->ErrText : natsStatus_GetText(err->Err));
-    (void)atomic_load(&o->sent); /* see js_publish */
-    natsMsg_Destroy(msg);
-}
-
-static int js_publish(struct kvr_outlet *base, const struct kvr_event *ev, const struct kvr_engine_words *words)
-{
-    struct js_outlet *o = (struct js_outlet *)base;
-    jsPubOptions po;
-    (void)words;
-    o->out.len = 0;
-    o->out.failed = false;
-    kvr_nats_outlet_envelope(o->heartbeats, ev, &o->out);
-    if (o->out.failed) return -KVR_ENOMEM;
-    if (!o->stream_is_there && kvr_nats_is_up(o->link))
-        o->stream_is_there = ensure_stream(o->js, o->scope, o->stream, o->replicas) == NATS_OK;
-    jsPubOptions_Init(&po);
-    po.MaxWait = 5000;
-    /* The library copies a message to the socket's buffer after it has put it where its own thread finds it, on_ack frees it there, and the
-     * answer comes over the network: the count is the order between both that memory knows of. */
-    bool taken = js_PublishAsync(o->js, o->subject, o->out.data, (int)o->out.len, &po) == NATS_OK;
-    atomic_fetch_add(&o->sent, taken);
-    return taken ? 0 : -KVR_ELIMIT;
-}
-
-static void js_heartbeat(struct kvr_outlet *base)
-{
-    struct js_outlet *o = (struct js_outlet *)base;
-    o->heartbeats->heartbeat(o->heartbeats);
-}
-
-static void js_close(struct kvr_outlet *base)
-{
-    struct js_outlet *o = (struct js_outlet *)base;
-    jsPubOptions po;
-    jsPubOptions_Init(&po);
-    po.MaxWait = 1000;
-    if (o->js && kvr_nats_is_up(o->link)) (void)js_PublishAsyncComplete(o->js, &po);
-    jsCtx_Destroy(o->js);
-    if (o->heartbeats) o->heartbeats->close(o->heartbeats);
-    kvr_buf_free(&o->out);
-    free(o);
-}
-
-int kvr_outlet_jetstream(struct kvr_nats *link, const char *scope, int replicas, struct kvr_worker w, struct kvr_outlet **out, char *err,
-                         size_t cap)
-{
-    struct js_outlet *o = calloc(1, sizeof *o);
-    jsOptions jo;
-    jsOptions_Init(&jo);
-    if (!o || kvr_outlet_nats(link, scope, w, &o->heartbeats, err, cap)) {
-        free(o);
-        snprintf(err, cap, "out of memory");
-        return -1;
-    }
-    o->base = (struct kvr_outlet){.publish = js_publish, .heartbeat = js_heartbeat, .close = js_close};
-    o->link = link;
-    o->replicas = replicas;
-    stream_name(scope, o->stream, sizeof o->stream);
-    snprintf(o->scope, sizeof o->scope, "%s", scope);
-    snprintf(o->subject, sizeof o->subject, "%s." KVR_PLANE_EVENTS, scope);
-    snprintf(o->base.where, sizeof o->base.where, "jetstream %s", o->subject);
-    jo.Wait = CALL_MS;
-    jo.PublishAsync.MaxPending = PENDING_MAX;
-    jo.PublishAsync.StallWait = 1; /* the engine's events do not wait for a server */
-    jo.PublishAsync.AckHandler = on_ack;
-    jo.PublishAsync.AckHandlerClosure = o;
-    if (natsConnection_JetStream(&o->js, kvr__nats_connection(link), &jo) != NATS_OK) {
-        snprintf(err, cap, "out of memory");
-        js_close(&o->base);
-        return -1;
-    }
-    *out = &o->base;
-    return 0;
 }
 
 /* ---- consuming ---------------------------------------------------------------------------------------------------- */
@@ -331,7 +231,7 @@ static bool start_over(struct kvr_durable_feed *f)
 {
     uint64_t position;
     unbind(f);
-    if (ensure_stream(f->js, f->scope, f->stream, f->c.replicas) != NATS_OK || !reset_states(f)) return false;
+    if (kvr__stream_ensure(f->js, f->scope, f->stream, f->c.replicas) != NATS_OK || !reset_states(f)) return false;
     if (load_newest(f, &position) || make_consumer(f, position) != NATS_OK) return false;
     if (!stream_reaches(f, position)) {
         COUNT(f, restarts);
@@ -697,7 +597,7 @@ int kvr_durable_feed_open(const struct kvr_durable_config *c, struct kvr_durable
     if (!f) return -KVR_ENOMEM;
     f->c = *c;
     snprintf(f->scope, sizeof f->scope, "%s", c->scope);
-    stream_name(c->scope, f->stream, sizeof f->stream);
+    kvr__stream_name(c->scope, f->stream, sizeof f->stream);
     kvr_registry_token(c->scope, f->token, sizeof f->token);
     kvr_stamp_init(&id);
     snprintf(f->consumer, sizeof f->consumer, "kvroute-%llx", (unsigned long long)id.publisher);

@@ -24,6 +24,7 @@ struct nats_outlet {
 /* Under `lock`. */
 static int send_payload(struct nats_outlet *o, const char *topic, const char *subject)
 {
+    o->stamp.partial = atomic_load(&o->base.partial);
     if (!o->payload.failed) kvr_stamp_envelope(&o->stamp, topic, &o->payload, &o->out);
     int rc = o->payload.failed || o->out.failed ? -KVR_ENOMEM : kvr_nats_publish(o->link, subject, NULL, o->out.data, o->out.len);
     o->payload.len = o->out.len = 0;
@@ -68,6 +69,7 @@ void kvr_nats_outlet_envelope(struct kvr_outlet *base, const struct kvr_event *e
     struct nats_outlet *o = (struct nats_outlet *)base;
     kvr_lock(&o->lock);
     kvr_plane_event_write(&o->payload, ev);
+    o->stamp.partial = atomic_load(&o->base.partial);
     if (o->payload.failed) out->failed = true;
     else kvr_stamp_envelope(&o->stamp, KVR_PLANE_EVENTS, &o->payload, out);
     o->last_id = ev->event_id;

@@ -189,6 +189,7 @@ struct kvr_view {
     bool undecodable;                   /* too many batches could not be decoded */
     unsigned undecodable_n;
     uint64_t undecodable_ms;    /* when the count began */
+    bool told_partial;          /* its publisher's own view is partial */
     uint64_t worker_block_size; /* what its recover endpoint says, when it is another one than ours; else 0 */
     bool mismatch;              /* of rank or block size */
 
@@ -298,6 +299,8 @@ void kvr__view_stream_down(struct kvr_view *v);
 /* An event has come. ahead: of a durable stream, before it is stored. heartbeats: its publisher sends them. Returns: whether it is to be
  * given by kvr__view_batch; else it is here already, or the stream will bring it again. */
 bool kvr__view_expects(struct kvr_view *v, uint64_t publisher, uint64_t event_id, bool ahead, bool heartbeats);
+/* What its publisher says of its own view of the engine. */
+void kvr__view_told_partial(struct kvr_view *v, bool partial);
 /* The publisher lives, and this was its last event (0: none yet). */
 void kvr__view_heartbeat(struct kvr_view *v, uint64_t publisher, double ts, uint64_t last_event_id);
 /* A snapshot follows; this much of it is in place. */

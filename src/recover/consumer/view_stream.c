@@ -51,7 +51,7 @@ static void behind(struct kvr_view *v, bool restarted)
 {
     bool can = kvr__view_can_repair(v);
     if (v->now.durable && !can && !restarted) {
-        kvr__view_distrust(v, "events are missing"); /* the stream may bring them yet; if not, the next event shows the gap */
+        if (!v->mismatch) kvr__view_say(v, KVR_VIEW_UNKNOWN, "events are missing"); /* the stream may bring them; else a gap shows */
         return;
     }
     v->counts.gaps++;
@@ -83,6 +83,14 @@ void kvr__view_heartbeat(struct kvr_view *v, uint64_t publisher, double ts, uint
         v->behind_ms = 0;
         behind(v, other);
     }
+    kvr__view_checked(v);
+}
+
+void kvr__view_told_partial(struct kvr_view *v, bool partial)
+{
+    if (v->told_partial == partial) return;
+    v->told_partial = partial;
+    if (v->known != KVR_VIEW_UNKNOWN) kvr__view_believe(v);
     kvr__view_checked(v);
 }
 

@@ -128,6 +128,9 @@ static void note_known(struct kvr_view *v, enum kvr_view_knowledge knowledge, co
     } else if (knowledge == KVR_VIEW_WHOLE && most != KVR_VIEW_UNKNOWN && kvr__view_is_mute(v)) {
         knowledge = KVR_VIEW_PARTIAL;
         snprintf(text, sizeof text, "the %s endpoint does not answer", v->has_recover ? "recover" : "replay");
+    } else if (knowledge == KVR_VIEW_WHOLE && most != KVR_VIEW_UNKNOWN && v->told_partial) {
+        knowledge = KVR_VIEW_PARTIAL;
+        snprintf(text, sizeof text, "its publisher knows only a part of what the engine holds");
     } else if (knowledge > most) {
         knowledge = most;
         snprintf(text, sizeof text, "%s", bound);

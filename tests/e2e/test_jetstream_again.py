@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Events that a JetStream server did not keep: published again in order, within bounds, and told of when they were lost."""
+import base64
+import json
+import signal
+import time
+
+import msgpack
+import pytest
+
+from conftest import Engine, Publish, Serve, call, free_ports, stays, wait_for
+from nats_parts import NatsClient, NatsServer
+
+STREAM = "namespace-default-component-backend-kv-events"
+
+
+@pytest.fixture(autouse=True)  # before `start`, so that it ends after what was started
+def nats():
+    n = NatsServer()
+    yield n
+    n.stop()
+
+
+@pytest.fixture
+def client(nats):
+    c = NatsClient(nats.port)
+    yield c
+    c.close()
+
+
+@pytest.fixture
+def hand(zctx):
+    e = Engine(zctx)
+    yield e
+    e.close()
+
+
+def plane(nats):
+    return ["--event-plane", "jetstream", "--nats-url", nats.url]
+
+
+def publisher(start, hand, nats):
+    """It has heard of the first chain."""
+    p = start(Publish, hand, "--worker-id", 7, *plane(nats), block_size=4, with_replay=False)
+    hand.heard_by(1)
+    chain(hand, 0)
+    wait_for("whole", lambda: p.status()["trust"] == "trusted")
+    return p
+
+
+def router(start, nats, p=None):
+    """It has nobody to ask, unless it is given the publisher: what it holds is what the stream brought."""
+    worker = f"http://127.0.0.1:{free_ports()},id=7" + (f",recover={p.url}" if p else "")
+    return start(Serve, [worker], "--block-size", 4, *plane(nats), ready=False)
+
+
+def prompt(n):
+    return [n * 1000 + k for k in range(8)]
+
+
+def chain(hand, n):
+    hand.stored([2 * n + 1, 2 * n + 2], prompt(n))
+
+
+def blocks(r, n):
+    return r.overlap(prompt(n)).get((7, 0), 0)
+
+
+def api(client, what, body=b""):
+    answer = json.loads(client.request(f"$JS.API.{what}", body if isinstance(body, bytes) else json.dumps(body).encode(), 30))
+    assert "error" not in answer, answer
+    return answer
+
+
+def stored_ids(client):
+    """Event ids in the stream, as a reader takes them: what is there again is left out. In order."""
+    state, ids = api(client, f"STREAM.INFO.{STREAM}")["state"], []
+    for seq in range(state["first_seq"], state["last_seq"] + 1):
+        message = api(client, f"STREAM.MSG.GET.{STREAM}", {"seq": seq})["message"]
+        event = msgpack.unpackb(msgpack.unpackb(base64.b64decode(message["data"]))["payload"])
+        ids += [event["event"]["event_id"]] if not ids or event["event"]["event_id"] > ids[-1] else []
+    return ids
+
+
+def limit(client, most):
+    """The stream refuses new messages beyond `most`; -1: it takes all."""
+    config = api(client, f"STREAM.INFO.{STREAM}")["config"]
+    api(client, f"STREAM.UPDATE.{STREAM}", {**config, "max_msgs": most, "discard": "new" if most > 0 else "old"})
+
+
+def metric(p, name):
+    (line,) = [x for x in call(p.port, "GET", "/metrics").body.decode().splitlines() if x.startswith(f"kvroute_{name}{{")]
+    return float(line.split()[-1])
+
+
+def newest(p, n):
+    return lambda: p.status()["newest_id"] == n
+
+
+def test_events_that_died_with_the_server_are_missing_in_the_stream(start, nats, hand):
+    p = publisher(start, hand, nats)
+    r = router(start, nats)
+    wait_for("the first", lambda: blocks(r, 0) == 2 and r.view(7)["trusted"])
+    nats.p.send_signal(signal.SIGSTOP)  # what is written to it now, nobody reads
+    for n in range(1, 10):
+        chain(hand, n)
+    wait_for("they are published", newest(p, 11))
+    time.sleep(0.2)
+    nats.kill()
+    for n in range(10, 20):
+        chain(hand, n)
+    wait_for("all are seen", newest(p, 21))
+    nats.start()
+    wait_for("all blocks", lambda: all(blocks(r, n) == 2 for n in range(20)), 20)
+    wait_for("trust", lambda: r.view(7)["trusted"], 20)
+    assert r.view(7)["view"] == "whole" and r.view(7)["gaps"] == 0
+    client = NatsClient(nats.port)
+    assert stored_ids(client) == list(range(1, 22))
+    client.close()
+    assert p.status()["stream"]["lost"] == 0 and p.status()["stream"]["again"] > 0
+
+
+def test_events_while_the_stream_is_gone_are_lost(start, nats, client, hand):
+    """It was deleted: the publisher makes it again."""
+    p = publisher(start, hand, nats)
+    wait_for("it is stored", lambda: p.status()["stream"]["waiting"] == 0 and stored_ids(client) == [1, 2])
+    api(client, f"STREAM.DELETE.{STREAM}")
+    for n in range(1, 20):
+        chain(hand, n)
+    wait_for("all are seen", newest(p, 21))
+    wait_for("nothing waits", lambda: p.status()["stream"]["waiting"] == 0, 20)
+    assert stored_ids(client) == list(range(3, 22))
+
+
+def test_events_that_the_stream_refused_for_a_while_are_lost(start, nats, client, hand):
+    """Who listens hears them live; who comes later reads them in order."""
+    p = publisher(start, hand, nats)
+    r = router(start, nats)
+    wait_for("the first", lambda: blocks(r, 0) == 2 and r.view(7)["trusted"])
+    limit(client, 2)
+    for n in range(1, 40):
+        chain(hand, n)
+    wait_for("they are heard live", lambda: all(blocks(r, n) == 2 for n in range(40)), 30)
+    wait_for("they wait", lambda: p.status()["stream"]["waiting"] == 39)
+    assert "maximum messages" in p.status()["stream"]["reason"]
+    assert p.status()["trust"] == "trusted" and metric(p, "publish_stream_waiting") == 39
+    limit(client, -1)
+    wait_for("nothing waits", lambda: p.status()["stream"]["waiting"] == 0, 20)
+    assert stored_ids(client) == list(range(1, 42)) and p.status()["stream"]["reason"] == ""
+    late = router(start, nats)
+    wait_for("it has all", lambda: late.view(7).get("view") == "whole" and all(blocks(late, n) == 2 for n in range(40)), 20)
+    assert late.view(7)["gaps"] == 0 and r.view(7)["gaps"] == 0
+
+
+def flood(hand, p, n, before):
+    """So many events, in batches, each one an event of its own on the plane."""
+    for at in range(0, n, 2000):
+        hand.send(hand.batch(*[["BlockStored", [10_000_000 + at + i], None, [at + i, 1, 2, 3], 4, None, "GPU", None] for i in range(2000)]), keep=False)
+        wait_for("they are seen", newest(p, before + at + 2000), 30)
+
+
+def test_a_buffer_of_unstored_events_that_is_full_says_nothing(start, nats, client, hand):
+    """What finds no room is counted, and nobody goes on trusting a view that lacks it."""
+    p = publisher(start, hand, nats)
+    alone, asks = router(start, nats), router(start, nats, p)
+    for r in (alone, asks):
+        wait_for("the first", lambda: blocks(r, 0) == 2 and r.view(7)["trusted"])
+    limit(client, 2)
+    flood(hand, p, 68_000, 2)
+    st = wait_for("it is full", lambda: (lambda s: s if s["stream"]["lost"] else None)(p.status()))
+    assert st["stream"]["waiting"] == 65536 and st["stream"]["lost"] == 68_000 - 65_536
+    assert st["trust"] == "untrusted" and st["view"] == "partial" and "lost" in st["reason"] and "maximum messages" in st["reason"]
+    assert metric(p, "publish_stream_lost_total") == 68_000 - 65_536 and metric(p, "publish_stream_waiting_bytes") < 64 << 20
+    wait_for("the log says so", lambda: "is lost to whoever" in p.text())
+    assert p.text().count("is lost to whoever") == 1
+    # Nothing follows, and yet it is known.
+    wait_for("no trust without anybody to ask", lambda: not alone.view(7)["trusted"] and "missing" in alone.view(7)["reason"], 30)
+    tokens = [67_999, 1, 2, 3]
+    wait_for("who can ask has all", lambda: asks.view(7)["trusted"] and asks.overlap(tokens) == {(7, 0): 1}, 30)
+    limit(client, -1)
+    wait_for("what was kept is stored", lambda: p.status()["stream"]["waiting"] == 0, 60)
+    assert p.status()["trust"] == "trusted" and p.status()["stream"]["lost"] == 68_000 - 65_536
+    stays("distrust", lambda: not alone.view(7)["trusted"], 1)
+    late = router(start, nats)
+    wait_for("who comes later neither", lambda: "missing" in late.view(7).get("reason", "") and not late.view(7)["trusted"], 30)
+    hand.cleared()
+    chain(hand, 1)
+    for r in (alone, asks, late):
+        wait_for("a clear mends it", lambda: r.view(7)["view"] == "whole" and blocks(r, 1) == 2 and blocks(r, 0) == 0, 20)
+
+
+def test_an_event_that_no_server_takes_holds_up_the_rest(start, hand):
+    """It is larger than a message may be: given up and counted, and what is behind it is stored."""
+    small = NatsServer(extra="max_payload: 4096")
+    try:
+        p = publisher(start, hand, small)
+        hand.stored(list(range(1000, 1100)), list(range(400)))
+        for n in range(1, 6):
+            chain(hand, n)
+        wait_for("all are seen", newest(p, 8))
+        wait_for("nothing waits", lambda: p.status()["stream"]["waiting"] == 0, 20)
+        client = NatsClient(small.port)
+        assert stored_ids(client) == [1, 2, 4, 5, 6, 7, 8] and p.status()["stream"]["lost"] == 1
+        client.close()
+    finally:
+        small.stop()
