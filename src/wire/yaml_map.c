@@ -96,7 +96,7 @@ int kvr_yaml_parse_all(const char *name, const void *text, size_t len, kvr_yaml_
 {
     yaml_parser_t parser;
     yaml_document_t doc;
-    struct kvr_yaml y = {&doc, name, err, cap, all};
+    struct kvr_yaml y = {&doc, name, err, cap, all, false};
     int rc = 0;
     if (directives(text, len) > DIRECTIVES_MAX) return refuse_at(&y, 1, "there are too many directives (%); allowed: 16");
     for (int pass = 0; pass < 2 && rc == 0; pass++) {
@@ -160,7 +160,7 @@ int kvr_yaml_read_all(const char *path, kvr_yaml_root_fn *fn, void *arg, struct 
     size_t len;
     if (kvr_yaml_load(path, &text, &len, err, cap)) {
         if (all) all->unreadable = true;
-        return found(&(struct kvr_yaml){NULL, path, err, cap, all});
+        return found(&(struct kvr_yaml){NULL, path, err, cap, all, false});
     }
     int rc = kvr_yaml_parse_all(path, text, len, fn, arg, all, err, cap);
     free(text);
@@ -176,7 +176,8 @@ int kvr_yaml_read(const char *path, kvr_yaml_root_fn *fn, void *arg, char *err, 
 
 int kvr_yaml_refuse_line(const struct kvr_yaml *y, size_t line, const char *key, const char *allowed)
 {
-    snprintf(y->err, y->cap, "%s:%zu: %.80s: %s", y->name, line, key, allowed);
+    size_t word = strspn(key, "abcdefghijklmnopqrstuvwxyz_256"); /* key_sha256 is one */
+    snprintf(y->err, y->cap, "%s:%zu: %.*s: %s", y->name, line, y->secret ? (int)KVR_MIN(word, (size_t)80) : 80, key, allowed);
     return found(y);
 }
 

@@ -33,6 +33,7 @@ struct kvr_yaml {
     char *err; /* the last refusal */
     size_t cap;
     struct kvr_yaml_findings *all; /* NULL: the first refusal ends the reading */
+    bool secret;                   /* a key that is not ours may be a secret in the wrong place: only its first word is told */
 };
 
 /* What is done with the document's root. Returns: 0, or -1 with the reason in y->err. */

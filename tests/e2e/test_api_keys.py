@@ -453,6 +453,12 @@ def test_no_secret_is_shown_anywhere(served):
     ("keys:\n  - {name: a, key: long-enough, rps: 3}\n", ":2: rps: unknown key of a key; allowed: name, key"),
     ("keys:\n  - {name: a, key: long-enough, requests_per_second: 0}\n", ":2: requests_per_second: a number above 0"),
     ("keys:\n  - {name: a, key: long-enough, expires: tomorrow}\n", ":2: expires: a date"),
+    ("keys:\n  - {name: a, key:long-enough}\n", ":2: key: unknown key of a key"),  # without the space
+    ("keys:\n  - {name: a, key( long-enough}\n", ":2: key: unknown key of a key"),
+    ("keys:\n  - {name: a, key:long-enough, key:long-enough}\n", ":2: key: "),
+    ("keys:\n  - long-enough: a\n", ":2: long: unknown key of a key"),
+    ("key:long-enough: a\n", ":1: key: unknown key; allowed"),
+    ("keys:\n  - {name: a, key_sha256: long-enough}\n", ":2: key_sha256: "),
     ("keyz: []\n", ":1: keyz: unknown key; allowed: keys, models, default, anonymous"),
 ])
 def test_a_wrong_file_is_an_error_at_the_start(tmp_path, text, said):
@@ -461,6 +467,12 @@ def test_a_wrong_file_is_an_error_at_the_start(tmp_path, text, said):
     p = subprocess.run([BINARY, "serve", "--port", str(free_ports()), "--admin-port", str(free_ports()), "--api-key-file", str(path)], capture_output=True, text=True, timeout=60)
     assert p.returncode == 1 and f"--api-key-file: {path}{said}" in p.stderr, p.stderr
     assert "long-enough" not in p.stderr
+
+
+@pytest.mark.parametrize("entry", ["api-key:long-enough", "apikey=long-enough", "api_key=long-enough", "api-key=long-enough,frob=1"])
+def test_an_engines_key_that_was_mistyped_was_told(entry):
+    p = subprocess.run([BINARY, "serve", "--worker", f"http://127.0.0.1:9,{entry}"], capture_output=True, text=True, timeout=60)
+    assert p.returncode and "***" in p.stderr and "allowed: " in p.stderr and "long-enough" not in p.stderr, p.stderr
 
 
 def test_requests_go_on_while_the_file_is_read_again_and_again(served, keys):

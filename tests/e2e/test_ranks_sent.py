@@ -7,7 +7,7 @@ import pytest
 from conftest import Serve, call, wait_for
 from test_proxy import upstream  # noqa: F401 (fixture)
 
-PATHS = ["/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/responses", "/v1/messages", "/v1/videos/sync"]
+PATHS = ["/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/responses", "/v1/messages", "/v1/videos"]
 BODY = {"prompt": "x", "input": "x", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 

@@ -51,7 +51,7 @@ static void what_may_not_be_is_named_with_its_line_and_what_is_allowed(void **st
         const char *text, *said;
     } refused[] = {
         {"", "k.yaml:1: keys: the file is empty"},
-        {"[]", "k.yaml:1: api keys: a mapping is expected"},
+        {"[]", "k.yaml:1: api_keys: a mapping is expected"},
         {"keys: []\n", "k.yaml:1: keys: at least one key"},
         {"keys:\n  - {name: a}\n", "k.yaml:2: key: each key needs key or key_sha256"},
         {"keys:\n  - {key: first-secret}\n", "k.yaml:2: name: each key needs one"},
@@ -76,6 +76,7 @@ static void what_may_not_be_is_named_with_its_line_and_what_is_allowed(void **st
         {ONE "expires: 2026-02-29}\n", "k.yaml:2: expires: a date"},
         {ONE "expires: 2026-02-28T25:00:00Z}\n", "k.yaml:2: expires: a date"},
         {ONE "expires: 2026-02-28T23:00:00}\n", "k.yaml:2: expires: a date"},
+        {"keys:\n  - {name: a, key:first-secret}\n", "k.yaml:2: key: unknown key of a key; allowed: name, key,"},
         {ONE "admin: true}\n", "k.yaml:2: admin: unknown key of a key; allowed: name, key,"},
         {"anonymous: {name: x}\n", "k.yaml:1: name: unknown key of `anonymous`; allowed: models,"},
         {"anonymous: {}\ndefault: {weight: 3}\n", "k.yaml:2: weight: unknown key of `default`; allowed: requests_per_second"},

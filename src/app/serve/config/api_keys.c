@@ -386,11 +386,14 @@ static int check_unique(const struct kvr_yaml *y, const struct api_keys *k, int 
     return rc;
 }
 
-static int read_document(const struct kvr_yaml *y, yaml_node_t *root, void *arg)
+static int read_document(const struct kvr_yaml *plain, yaml_node_t *root, void *arg)
 {
     struct api_keys *out = arg;
+    struct kvr_yaml hiding = *plain;
+    const struct kvr_yaml *y = &hiding;
+    hiding.secret = true;
     if (!root) return kvr_yaml_refuse_line(y, 1, "keys", "the file is empty; the key is expected");
-    if (kvr_yaml_each_key(y, root, "api keys", root_key, out)) return -1;
+    if (kvr_yaml_each_key(y, root, "api_keys", root_key, out)) return -1;
     if (!out->n && !out->has_anonymous) return kvr_yaml_refuse(y, root, "keys", "at least one key, or `anonymous`, is expected");
     for (size_t i = 0; i < out->n; i++) inherit(&out->keys[i].limits, &out->otherwise);
     inherit(&out->anonymous.limits, &out->otherwise);

@@ -24,14 +24,21 @@ struct reading {
     size_t cap;
 };
 
+/* api-key, and what may be meant for it. */
+static bool is_secret(const char *key)
+{
+    return !strncmp(key, "api", 3) && strcmp(key, "api-key-env") != 0 && strcmp(key, "api-key-file") != 0;
+}
+
 /* The entry as a flag has it, without secrets. */
 static void show(const struct kvr_entry *e, char *out, size_t cap)
 {
     size_t n = (size_t)snprintf(out, cap, "%s", e->head);
     for (size_t i = 0; i < e->n && n < cap; i++) {
         const struct kvr_entry_part *p = &e->parts[i];
-        const char *value = p->value && !strcmp(p->key, "api-key") ? "***" : p->value;
-        n += (size_t)snprintf(out + n, cap - n, ",%s%s%s", p->key, value ? "=" : "", value ? value : "");
+        bool secret = is_secret(p->key);
+        const char *key = secret && !p->value ? "***" : p->key, *value = p->value && secret ? "***" : p->value;
+        n += (size_t)snprintf(out + n, cap - n, ",%s%s%s", key, value ? "=" : "", value ? value : "");
     }
 }
 
@@ -92,7 +99,7 @@ static int parse_key(struct reading *r, const struct kvr_entry_part *part)
     struct worker *w = &o->w;
     const char *key = part->key, *value = part->value;
     uint64_t n;
-    if (!value) return fail(r, part->line, "option", key, "key=value");
+    if (!value) return fail(r, part->line, "option", is_secret(key) ? "***" : key, "key=value");
     const struct kv_key *kv = kv_key_find(key);
     if (kv) {
         if (!kv->set(w, value)) return fail(r, part->line, key, value, kv->allowed);
