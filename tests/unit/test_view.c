@@ -780,6 +780,33 @@ static void a_publisher_that_restarted_after_an_answer_is_not_taken_for_the_one_
     close_view(&f);
 }
 
+/* That goes on where the answer ends, by chance. */
+static void another_publisher_after_an_answer_was_taken_for_the_one_that_was_heard_before(void **state)
+{
+    for (int beats = 0; beats < 2; beats++) {
+        struct fake f;
+        (void)state;
+        open_view(&f, SHARED | RECOVER);
+        f.up = true;
+        kvr__view_stream_up(at(&f));
+        answer(&f, KVR_RECOVER_TREE_DUMP, 20, 2, 5);
+        step(&f);
+        pass(&f, 300);
+        answer(&f, KVR_RECOVER_TOO_NEW, 20, 0, 5);
+        event(&f, 4, 3, "S4"); /* of which the answer tells too */
+        assert_int_equal(f.v.knowledge, KVR_VIEW_WHOLE);
+        if (!beats) event(&f, 5, 6, "S5");
+        for (int i = 0; beats && i < 3; i++) {
+            kvr__view_heartbeat(at(&f), 5, (double)f.now, 5);
+            pass(&f, 1000);
+        }
+        assert_int_equal(f.v.knowledge, KVR_VIEW_UNKNOWN);
+        assert_true(kvr__view_is_asking(&f.v));
+        assert_int_equal(f.held, 0);
+        close_view(&f);
+    }
+}
+
 static void a_durable_stream_is_believed_when_a_heartbeat_confirms_its_last_event(void **state)
 {
     struct fake f;
@@ -1051,6 +1078,7 @@ int main(void)
         cmocka_unit_test(another_rank_and_another_block_size),
         cmocka_unit_test(events_and_heartbeats),
         cmocka_unit_test(a_publisher_that_restarted_after_an_answer_is_not_taken_for_the_one_before),
+        cmocka_unit_test(another_publisher_after_an_answer_was_taken_for_the_one_that_was_heard_before),
         cmocka_unit_test(a_durable_stream_is_believed_when_a_heartbeat_confirms_its_last_event),
         cmocka_unit_test(an_answer_to_a_view_that_has_gone_since_makes_nothing_whole),
         cmocka_unit_test(a_dump_of_before_a_restart_makes_nothing_whole),

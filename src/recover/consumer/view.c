@@ -125,15 +125,21 @@ static void on_restart(struct kvr_view *v, const struct kvr_view_batch *b)
     }
 }
 
-/* What an event of a shared stream means. A publisher that says which one it is need not be guessed at. */
+/* What an event of a shared stream means. A publisher that says which one it is need not be guessed at. Of an answer, which does not name
+ * it, it may be the last that was known: that another one goes on where the answer ends may be chance. */
 static enum kvr_cursor_verdict publisher_verdict(struct kvr_view *v, const struct kvr_view_batch *b)
 {
-    if (v->publisher && v->publisher != b->publisher) /* of before its restart, or after */
-        return b->ts < v->publisher_since ? KVR_CURSOR_STALE : KVR_CURSOR_RESTART;
+    uint64_t last = v->publisher ? v->publisher : v->before;
+    double since = v->publisher ? v->publisher_since : v->before_since;
+    if (last && last != b->publisher) return b->ts < since ? KVR_CURSOR_STALE : KVR_CURSOR_RESTART; /* of before its restart, or after */
     bool first = !v->publisher && b->seq == KVR_VIEW_FIRST_EVENT && begins_anew(v, b);
     if (first && v->cursor.next > KVR_VIEW_FIRST_EVENT + 1) return KVR_CURSOR_RESTART; /* the content is from before the restart */
     enum kvr_cursor_verdict verdict = kvr__cursor_replay(&v->cursor, b->seq);
-    if (!v->publisher && verdict == KVR_CURSOR_STALE) return verdict; /* of the answer's publisher, or of its next: heartbeats tell */
+    if (!v->publisher && verdict == KVR_CURSOR_STALE) { /* of the answer's publisher, or of its next: heartbeats tell */
+        if (!v->before) v->before_since = b->ts;
+        v->before = b->publisher;
+        return verdict;
+    }
     if (!v->publisher) v->publisher_since = b->ts;
     v->publisher = b->publisher;
     return verdict == KVR_CURSOR_GAP && begins_anew(v, b) ? KVR_CURSOR_APPLY : verdict;

@@ -241,10 +241,12 @@ struct kvr_view {
     /* Of a shared stream. */
     uint64_t publisher;     /* whose events are applied; 0: not known yet */
     double publisher_since; /* stamp of its first */
-    uint64_t event_ms;      /* its last event was applied then */
-    uint64_t heard_ms;      /* an event or a heartbeat came */
-    uint64_t heartbeat_ms;  /* its last heartbeat, or when one was expected first; 0: it sends none, as far as is known */
-    uint64_t behind_ms;     /* a heartbeat told then of an event that was not here; 0: none */
+    uint64_t before;        /* the last that was heard; what an answer brings is its, or of one after it; 0: none */
+    double before_since;
+    uint64_t event_ms;     /* its last event was applied then */
+    uint64_t heard_ms;     /* an event or a heartbeat came */
+    uint64_t heartbeat_ms; /* its last heartbeat, or when one was expected first; 0: it sends none, as far as is known */
+    uint64_t behind_ms;    /* a heartbeat told then of an event that was not here; 0: none */
 
     struct kvr_view_counters counts;
 };

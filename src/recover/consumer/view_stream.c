@@ -70,7 +70,9 @@ void kvr__view_heartbeat(struct kvr_view *v, uint64_t publisher, double ts, uint
     heard(v);
     uint64_t next = v->cursor.next;
     bool even = last + 1 == next || (last == 0 && next == 0), known = v->publisher != 0;
-    bool other = known ? v->publisher != publisher : last + 1 < next, has_all = known ? !other && last < next : even;
+    bool renewed = !known && v->before && v->before != publisher && ts >= v->before_since; /* the answer may be of the one before */
+    bool other = known ? v->publisher != publisher : renewed || last + 1 < next;
+    bool has_all = known ? !other && last < next : even && !renewed;
     bool busy = kvr__view_is_repairing(v) || v->retry_at_ms || !v->now.stream_up; /* not up: a durable stream is being caught up with */
     if (busy || has_all || (last == 0 && !v->cursor.applied_any)) {
         v->behind_ms = 0;
@@ -82,6 +84,7 @@ void kvr__view_heartbeat(struct kvr_view *v, uint64_t publisher, double ts, uint
     } else if (v->now.ms - v->behind_ms >= BEHIND_MS && v->now.ms - v->event_ms >= BEHIND_MS) {
         v->behind_ms = 0;
         behind(v, other);
+        if (renewed) v->before = 0; /* what is asked now is not of that one */
     }
     kvr__view_checked(v);
 }

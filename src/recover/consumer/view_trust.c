@@ -201,6 +201,10 @@ void kvr__view_drop(struct kvr_view *v)
     v->unsure = false;
     kvr_hole_begin(&v->hole);
     v->orphans_until = 0;
+    if (v->publisher) {
+        v->before = v->publisher;
+        v->before_since = v->publisher_since;
+    }
     v->publisher = 0;
     v->outdated = kvr__view_is_asking(v);
 }
