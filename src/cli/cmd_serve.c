@@ -358,7 +358,7 @@ static const struct option_row serve_rows[] = {
     NUM("max-connections", max_connections, "16384", 1, 1e6, NULL,
         "client connections per loop; fewer when the process may not open two descriptors for each"),
     NUM("max-connections-per-address", address_connections, "0", 0, 1e6, NULL,
-        "client connections of one address (IPv6: of one /64) over all loops; more are closed at once; 0 = off"),
+        "client connections of one address (IPv6: of one /64) over all loops; more are closed; 0 = off"),
     LOG_ROWS(AT(log)),
 };
 

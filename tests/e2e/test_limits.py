@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from conftest import Mock, Serve, call, wait_for
+from conftest import SLOW, Mock, Serve, call, wait_for
 from leg_parts import HANG, Leg, Pieces
 
 KEY = "alices-secret-key"
@@ -153,6 +153,23 @@ def test_a_models_limit_leaves_the_keys_own_alone(limited):
     refused(ask(s), 429, "rate_limit_exceeded", "model 'small'")
 
 
+@pytest.mark.parametrize("limits,status", [("tokens_per_second: 0.001, burst_tokens: 1", 429), ("max_prompt_tokens: 2", 413)])
+def test_a_key_over_its_own_limits_used_up_the_rate_of_its_model(limited, limits, status):
+    other = "\n  - {name: bob, key: bobs-secret-key}\nmodels:\n  small: {requests_per_second: 0.001, burst_requests: 3}\n"
+    s = limited(limits, more=other[1:])
+    wait_for("refused", lambda: ask(s).status == status)  # of a bucket of one token the first may pass
+    for _ in range(5):
+        assert ask(s).status == status
+    assert s.complete([1, 2, 3], model="small", headers={"Authorization": "Bearer bobs-secret-key"}).status == 200
+
+
+def test_tokens_of_a_model_that_are_used_up_used_up_the_requests_of_the_key(limited):
+    s = limited("requests_per_second: 0.001, burst_requests: 6", more="models:\n  small: {tokens_per_second: 0.001, burst_tokens: 1}\n")
+    wait_for("refused", lambda: ask(s).status == 429)
+    left = {ask(s).headers["x-ratelimit-remaining-requests"] for _ in range(4)}
+    assert len(left) == 1 and "0" not in left
+
+
 def test_bodies_and_prompts_have_limits_of_the_key(limited):
     s = limited("max_body_size: 1KiB, max_prompt_tokens: 50")
     assert ask(s, 50).status == 200
@@ -185,6 +202,16 @@ def answers(c):
         return c.recv(100).startswith(b"HTTP/1.1 200")
     except OSError:
         return False
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_client_within_its_limit_of_connections_was_closed(start, threads):
+    """It closes one and opens the next at once: that the first has ended is not known yet when the next one comes."""
+    s = start(Serve, [], "--max-connections-per-address", 1, "--threads", threads, ready=False)
+    for i in range(200):
+        with socket.create_connection(("127.0.0.1", s.port), 10 * SLOW) as c:
+            c.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n" + (b"Connection: close\r\n" if i % 2 else b"") + b"\r\n")
+            assert c.recv(65536).startswith(b"HTTP/1.1 200 "), i
 
 
 def test_an_address_has_so_many_connections_over_all_loops(start):

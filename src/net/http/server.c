@@ -166,7 +166,6 @@ static void on_conn_closed(uv_handle_t *h)
     *(c->next ? &c->next->prev : &s->oldest) = c->prev;
     *(c->prev ? &c->prev->next : &s->conns) = c->next;
     s->stats.open--;
-    if (c->counted) kvr_addresses_leave(s->shared->addresses, c->address, 1);
     if (wants_connections(s)) take_connections(s);
     kvr__request_free(c);
     kvr_headers_free(&c->headers);
@@ -183,6 +182,8 @@ void kvr__conn_close(struct kvr_http_conn *c)
     if (c->closing) return;
     c->closing = true;
     c->server->live--;
+    if (c->counted) kvr_addresses_leave(c->server->shared->addresses, c->address, 1);
+    c->counted = false;
     if (c->answering && c->server->closed) atomic_fetch_add(&c->server->shared->cut_off, 1);
     if (!c->reset_at_close || uv_tcp_close_reset(&c->tcp, on_conn_closed)) uv_close((uv_handle_t *)&c->tcp, on_conn_closed);
     if (c->answering && c->user && h->on_gone) h->on_gone(c, h->ctx);
@@ -362,15 +363,65 @@ static struct kvr_http_conn *conn_new(struct kvr_http_server *s)
     return c;
 }
 
-/* Counts the one that was accepted. Returns: false: its address has as many as it may, and it is closed without a word. */
-static bool may_have_one_more(struct kvr_http_server *s, uint64_t *address)
+static struct kvr_http_conn *open_connection(struct kvr_http_server *s, int fd, uint64_t address)
+{
+    struct kvr_http_conn *c = conn_new(s);
+    if (!c) return NULL;
+    c->counted = s->shared->addresses != NULL;
+    c->address = address;
+    int rc = uv_tcp_open(&c->tcp, fd);
+    if (rc) close(fd);
+    if (rc == 0) conn_begin(c);
+    else kvr__conn_close(c);
+    return c;
+}
+
+static uint64_t address_at(int fd)
 {
     struct sockaddr_storage from = {0};
     socklen_t len = sizeof from;
-    if (getpeername(s->accepted, (struct sockaddr *)&from, &len) == 0) *address = kvr_address_of((struct sockaddr *)&from);
-    if (kvr_addresses_enter(s->shared->addresses, *address, 1) == 0) return true;
+    return getpeername(fd, (struct sockaddr *)&from, &len) == 0 ? kvr_address_of((struct sockaddr *)&from) : 0;
+}
+
+static bool has_room(struct kvr_http_server *s)
+{
+    return s->live < s->config.connections_max || evict(s);
+}
+
+/* Closed without a word: its address has as many as it may. */
+static void turn_away(struct kvr_http_server *s, int fd)
+{
     atomic_fetch_add(&s->shared->addresses_refused, 1);
-    close(s->accepted);
+    close(fd);
+}
+
+/* What its client has closed before it connected is known by now. */
+static void on_second_look(uv_timer_t *timer)
+{
+    struct kvr_http_server *s = timer->data;
+    size_t n = s->late_n;
+    s->late_n = 0;
+    for (size_t i = 0; i < n; i++) {
+        bool counted = kvr_addresses_enter(s->shared->addresses, s->late[i].address, 1) == 0;
+        if (counted && has_room(s) && open_connection(s, s->late[i].fd, s->late[i].address)) continue;
+        if (counted) kvr_addresses_leave(s->shared->addresses, s->late[i].address, 1);
+        turn_away(s, s->late[i].fd);
+    }
+}
+
+/* Counts the one that was accepted. Returns: false: its address has as many as it may. It is looked at once more, or closed. */
+static bool may_have_one_more(struct kvr_http_server *s, uint64_t *address)
+{
+    enum { SECOND_LOOK_MS = 20 };
+    *address = address_at(s->accepted);
+    if (kvr_addresses_enter(s->shared->addresses, *address, 1) == 0) return true;
+    if (s->late_n == KVR__LATE_MAX) {
+        turn_away(s, s->accepted);
+    } else {
+        s->late[s->late_n].fd = s->accepted;
+        s->late[s->late_n++].address = *address;
+        if (s->late_n == 1) uv_timer_start(&s->second_look, on_second_look, SECOND_LOOK_MS, 0);
+    }
     s->accepted = -1;
     return false;
 }
@@ -388,21 +439,14 @@ static bool take_connection(struct kvr_http_server *s, bool *blocked)
     uint64_t address = 0;
     bool counts = s->shared->addresses != NULL;
     if (counts && !may_have_one_more(s, &address)) return true;
-    bool room = s->live < s->config.connections_max || evict(s);
-    struct kvr_http_conn *c = room ? conn_new(s) : NULL;
-    *blocked = !c;
-    if (!c) {
+    bool room = has_room(s);
+    *blocked = !room || !open_connection(s, s->accepted, address);
+    if (*blocked) {
         if (counts) kvr_addresses_leave(s->shared->addresses, address, 1); /* it is counted when it is looked at again */
         atomic_fetch_add(room ? &s->shared->accept_failures : &s->shared->delayed, 1);
         return false;
     }
-    c->counted = counts;
-    c->address = address;
-    int rc = uv_tcp_open(&c->tcp, s->accepted);
-    if (rc) close(s->accepted);
     s->accepted = -1;
-    if (rc == 0) conn_begin(c);
-    else kvr__conn_close(c);
     return true;
 }
 
@@ -535,8 +579,9 @@ int kvr_http_server_start(uv_loop_t *loop, const struct kvr_http_server_config *
     s->waits = config->waits;
     s->fd = s->accepted = -1;
     uv_timer_init(loop, &s->sweep);
-    s->listener.data = s->sweep.data = s;
-    s->handles = 1;
+    uv_timer_init(loop, &s->second_look);
+    s->listener.data = s->sweep.data = s->second_look.data = s;
+    s->handles = 2;
     int rc = listen_on(s);
     if (rc) {
         s->deaf = true; /* it never listened */
@@ -612,6 +657,9 @@ void kvr_http_server_close(struct kvr_http_server *s)
     s->closed = true;
     if (!s->deaf) stop_listening(s);
     uv_close((uv_handle_t *)&s->sweep, on_server_handle_closed);
+    uv_close((uv_handle_t *)&s->second_look, on_server_handle_closed);
+    for (size_t i = 0; i < s->late_n; i++) turn_away(s, s->late[i].fd);
+    s->late_n = 0;
     for (struct kvr_http_conn *c = s->conns, *next; c; c = next) {
         next = c->next;
         kvr__conn_close(c);

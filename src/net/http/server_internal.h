@@ -11,11 +11,18 @@
 
 #include "net/http/internal.h"
 
+enum { KVR__LATE_MAX = 32 };
+
 struct kvr_http_server {
     uv_loop_t *loop;
     uv_poll_t listener;
     int fd, accepted; /* the listening socket, and one that was accepted and waits for room; -1: none */
-    uv_timer_t sweep;
+    uv_timer_t sweep, second_look;
+    struct {
+        int fd;
+        uint64_t address;
+    } late[KVR__LATE_MAX]; /* accepted while their address had as many as it may: what it closed before may not be known yet */
+    size_t late_n;
     struct kvr_http_server_config config;
     struct kvr_http_shared own, *shared; /* the latter is the former unless the configuration names one */
     struct kvr_http_conn *conns, *oldest;

@@ -240,20 +240,35 @@ static enum outcome judge_model(struct request *r)
     return o;
 }
 
+/* A request that is refused has not used what is the model's, and all its keys'. */
+static void give_models_back(struct admission *a)
+{
+    if (a->model) key_use_correct(a->model->use, &a->model->limits, KEY_BUCKET_REQUESTS, -1);
+}
+
+static enum outcome refuse_tokens(struct request *r, double amount, double key_wait, double model_wait)
+{
+    struct admission *a = &r->admission;
+    const struct key_limits *l = &a->key->limits;
+    give_models_back(a);
+    if (key_wait > 0) return refuse_rate(r, KEY_REFUSED_TOKENS, "key", "tokens_per_second", l->tokens_per_second, key_wait);
+    key_use_correct(a->key->use, l, KEY_BUCKET_TOKENS, -amount);
+    key_use_correct(a->key->use, l, KEY_BUCKET_REQUESTS, -1);
+    return refuse_rate(r, KEY_REFUSED_TOKENS, "model", "tokens_per_second", a->model->limits.tokens_per_second, model_wait);
+}
+
 static enum outcome judge_tokens(struct request *r)
 {
     struct admission *a = &r->admission;
     const struct key_limits *l = &a->key->limits;
-    if (l->max_prompt_tokens && r->isl > l->max_prompt_tokens)
+    if (l->max_prompt_tokens && r->isl > l->max_prompt_tokens) {
+        give_models_back(a);
         return refuse_size(r, KEY_REFUSED_PROMPT, "the prompt", r->isl, l->max_prompt_tokens, "max_prompt_tokens");
-    double amount = (double)r->isl + (double)a->output_asked;
-    double wait = key_use_take(a->key->use, l, KEY_BUCKET_TOKENS, amount);
-    if (wait > 0) return refuse_rate(r, KEY_REFUSED_TOKENS, "key", "tokens_per_second", l->tokens_per_second, wait);
-    wait = a->model ? key_use_take(a->model->use, &a->model->limits, KEY_BUCKET_TOKENS, amount) : 0;
-    if (wait > 0) {
-        key_use_correct(a->key->use, l, KEY_BUCKET_TOKENS, -amount);
-        return refuse_rate(r, KEY_REFUSED_TOKENS, "model", "tokens_per_second", a->model->limits.tokens_per_second, wait);
     }
+    double amount = (double)r->isl + (double)a->output_asked, model_wait = 0;
+    double wait = key_use_take(a->key->use, l, KEY_BUCKET_TOKENS, amount);
+    if (!(wait > 0) && a->model) model_wait = key_use_take(a->model->use, &a->model->limits, KEY_BUCKET_TOKENS, amount);
+    if (wait > 0 || model_wait > 0) return refuse_tokens(r, amount, wait, model_wait);
     a->taken = amount;
     return OUTCOME_DONE;
 }
@@ -318,7 +333,7 @@ void admission_again(struct request *r)
     if (!a->key) return;
     if (a->taken > 0) key_use_correct(a->key->use, &a->key->limits, KEY_BUCKET_TOKENS, -a->taken);
     if (a->taken > 0 && a->model) key_use_correct(a->model->use, &a->model->limits, KEY_BUCKET_TOKENS, -a->taken);
-    if (a->model) key_use_correct(a->model->use, &a->model->limits, KEY_BUCKET_REQUESTS, -1);
+    give_models_back(a);
     if (a->in_model) key_use_leave(a->model->use);
     a->in_model = false;
     a->model = NULL;
