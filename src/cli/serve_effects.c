@@ -3,6 +3,8 @@
  * with another is an error instead (serve_rules.c). */
 #include <stdio.h>
 
+#include <kvroute/disagg.h>
+
 #include "base/base.h"
 #include "base/log.h"
 #include "cli/serve_cli.h"
@@ -68,8 +70,15 @@ static void choice_effects(const struct serve_options *o, const struct serve_che
         {!o->policy_config && o->queue_threshold < 0 && !o->queue_requests, "router-queue-policy|router-queue-ageing-secs",
          "while nothing waits; use router-queue-threshold or router-queue-requests"},
         {o->policy_config, "router-queue-policy|router-queue-ageing-secs", "with router-policy-config: queues are described in that file"},
-        {o->use_remote_indexer, "index-max-bytes|indexer-shards|router-max-tree-size|router-ttl-secs",
+        {o->use_remote_indexer, "index-max-bytes|indexer-shards|router-max-tree-size|router-ttl-secs|router-clear-worker-wide",
          "with use-remote-indexer: there is no index here"},
+        {o->overlap_credit <= 0 && !o->use_remote_indexer && !o->load_aware,
+         "index-max-bytes|indexer-shards|router-ttl-secs|router-clear-worker-wide",
+         "with router-kv-overlap-score-credit 0: there is no index"},
+        {!o->track_prefill_tokens,
+         "router-queue-threshold|active-prefill-tokens-threshold|active-prefill-tokens-threshold-frac|"
+         "router-conditional-disagg-prefill-busy-threshold",
+         "without router-track-prefill-tokens: nobody knows how many wait"},
     };
     TELL(c, effects);
 }
@@ -77,7 +86,16 @@ static void choice_effects(const struct serve_options *o, const struct serve_che
 /* Prompts and answers on two workers. */
 static void leg_effects(const struct serve_options *o, const struct serve_checker *c)
 {
+    enum kvr_disagg_policy rule = (enum kvr_disagg_policy)(o->conditional_policy + 1);
+    bool on = o->conditional_disagg;
     const struct effect effects[] = {
+        {on && rule != KVR_DISAGG_ISL_BOUNDING && rule != KVR_DISAGG_ISL_OR_LOAD,
+         "router-conditional-disagg-eff-isl-threshold|router-conditional-disagg-eff-isl-ratio-threshold",
+         "with this router-conditional-disagg-policy; use isl_bounding or isl_or_load"},
+        {on && rule != KVR_DISAGG_PREFILL_LOAD && rule != KVR_DISAGG_ISL_OR_LOAD, "router-conditional-disagg-prefill-busy-threshold",
+         "with this router-conditional-disagg-policy; use prefill_load or isl_or_load"},
+        {on && rule != KVR_DISAGG_LEAST_DELAY, "router-conditional-disagg-stall-weight",
+         "with this router-conditional-disagg-policy; use least_delay"},
         {!o->conditional_disagg,
          "router-conditional-disagg-policy|router-conditional-disagg-eff-isl-threshold|router-conditional-disagg-eff-isl-ratio-threshold|"
          "router-conditional-disagg-prefill-busy-threshold|router-conditional-disagg-stall-weight|"
@@ -92,7 +110,8 @@ static void leg_effects(const struct serve_options *o, const struct serve_checke
 /* Views and events. */
 static void view_effects(const struct serve_options *o, const struct serve_checker *c)
 {
-    bool nats = o->plane.plane != KVR_PLANE_ZMQ || o->discovery == DISCOVERY_NATS || o->replica_sync_transport == 1 ||
+    bool replicas = o->replica_sync && o->replica_sync_transport == 1, follows = o->kv_events && !o->use_remote_indexer;
+    bool nats = o->plane.plane != KVR_PLANE_ZMQ || o->discovery == DISCOVERY_NATS || replicas ||
                 (o->use_remote_indexer && o->use_remote_indexer[0] == 'n');
     const struct effect effects[] = {
         {!o->data_dir, "snapshot-interval", "without data-dir"},
@@ -103,7 +122,11 @@ static void view_effects(const struct serve_options *o, const struct serve_check
          "without event-plane nats or jetstream, discovery nats, replicas or a remote indexer over NATS"},
         {o->discovery != DISCOVERY_DNS, "discovery-scheme|discovery-worker|discovery-dns-server|discovery-interval",
          "without discovery dns"},
-        {!o->replica_sync_port, "replica-sync-bind", "without replica-sync-port"},
+        {!o->replica_sync_port, "replica-sync-bind|replica-sync-peers", "without replica-sync-port"},
+        {!o->replica_sync, "replica-sync-transport", "without router-replica-sync"},
+        {replicas, "replica-sync-port", "with replica-sync-transport nats"},
+        {!nats, "advertise-host", "without NATS"},
+        {!follows || o->overlap_credit <= 0, "event-plane", "as no KV events are followed here"},
         {!o->kv_events, "restore-timeout|router-clear-worker-wide", "without router-kv-events"},
         {true, "router-event-threads", "here: one thread follows all events"},
         {o->select_only, "threads", "here: one thread serves"},
@@ -118,6 +141,7 @@ static void port_effects(const struct serve_options *o, const struct serve_check
     const struct effect effects[] = {
         {!o->otlp_endpoint, "otlp-service-name|trace-sample", "without otlp-endpoint"},
         {!o->access_log, "access-log-format|access-log-sample", "without access-log"},
+        {!o->cors_allow_origin, "cors-max-age", "without cors-allow-origin"},
         {!o->api_key_file && !o->select_only, "forward-client-key", "without api-key-file"},
         {!local && !o->select_only,
          "tokenizer-dir|tokenizer-lib|tokenizer-profile|tokenizer-probes|tokenizer-check|tokenizer-cache|tokenizer-threads",

@@ -72,6 +72,8 @@ static void check_events(struct serve_checker *c, const struct serve_options *o)
          "router-durable-kv-events (event-plane jetstream) needs router-kv-overlap-score-credit above 0: else there is no index"},
         {!o->kv_events && o->record_events, "record-events",
          "no-router-kv-events and record-events exclude each other: no event would be recorded"},
+        {o->kv_events && o->record_events && (no_index || o->use_remote_indexer), "record-events",
+         "record-events needs router-kv-overlap-score-credit above 0 and an index of its own: else no event is followed"},
         {o->data_dir && (!o->kv_events || no_index || o->use_remote_indexer), "data-dir",
          "data-dir needs router-kv-events, router-kv-overlap-score-credit above 0 and an index of its own: else there are no views to "
          "keep"},

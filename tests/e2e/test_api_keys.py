@@ -292,6 +292,11 @@ def test_headers_that_say_two_things_are_refused(served, names):
         assert (b"two values" in answer) == (status == 400), answer
 
 
+def test_a_session_with_a_long_name_had_no_affinity(served):
+    ask = lambda n: served.complete([1], model="small", headers={**bearer(ALICE), "x-session-id": "s" * n})  # noqa: E731
+    assert ask(255).status == 200 and ask(256).status == 400
+
+
 @pytest.mark.parametrize("path", ["/v1/%63ompletions", "/v1%2Fcompletions", "/v1/../flush_cache", "/v1/%2e%2e/flush_cache", "/v1//completions", "/v1/./completions", "/v1/completions/..", "/v1/completions/", "/v1/a%", "/v1/a%4"])
 def test_a_path_that_engines_may_read_otherwise_is_unknown(served, path):
     """Limits go by the path."""

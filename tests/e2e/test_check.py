@@ -404,6 +404,14 @@ def test_a_tuned_command_line_of_another_router_is_told_what_changes_nothing(wri
     (("--record-max-lines", 5, "--snapshot-interval", 5, "--remote-indexer-timeout", 1), ("record-max-lines", "snapshot-interval", "remote-indexer-timeout")),
     (("--access-log-sample", 0.5, "--access-log", "-"), ()),
     (("--router-conditional-disagg-eff-isl-threshold", 5), ("router-conditional-disagg-eff-isl-threshold",)),
+    (("--router-conditional-disagg", "--router-conditional-disagg-policy", "least_delay", "--router-conditional-disagg-eff-isl-threshold", 5,
+      "--router-conditional-disagg-stall-weight", 5), ("router-conditional-disagg-eff-isl-threshold",)),
+    (("--router-conditional-disagg", "--router-conditional-disagg-stall-weight", 5), ("router-conditional-disagg-stall-weight",)),
+    (("--no-router-track-prefill-tokens", "--router-queue-threshold", 2, "--active-prefill-tokens-threshold", 9), ("router-queue-threshold", "active-prefill-tokens-threshold")),
+    (("--replica-sync-transport", "nats", "--nats-url", "nats://10.0.0.1:1"), ("replica-sync-transport", "nats-url")),
+    (("--replica-sync-transport", "nats", "--router-replica-sync", "--replica-sync-port", 5000), ("replica-sync-port",)),
+    (("--event-plane", "nats", "--router-kv-overlap-score-credit", 0, "--index-max-bytes", "1GiB"), ("event-plane", "index-max-bytes")),
+    (("--advertise-host", "x", "--cors-max-age", 5), ("advertise-host", "cors-max-age")),
 ])
 def test_an_option_that_another_one_switches_off_is_named(args, names):
     r = run("serve", "--check", "--worker", "http://10.0.0.1:1", *args)

@@ -101,7 +101,8 @@ const char *hints_read(struct request *r, const struct kvr_headers *h)
     const char *why;
     if (contradict(h)) return "a header that the router reads is there twice, or by two of its names, with two values";
     if ((why = pins_read_head(r, h)) || (why = read_priority(r, h))) return why;
-    if (session.ptr && session.len < sizeof r->session) memcpy(r->session, session.ptr, session.len);
+    if (session.len >= sizeof r->session) return "x-session-id has more than 255 characters";
+    if (session.ptr) memcpy(r->session, session.ptr, session.len);
     r->explain = kvr_text_is(kvr_headers_get(h, "x-kvroute-explain"), "1");
     return read_class(r, h);
 }
