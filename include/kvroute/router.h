@@ -148,7 +148,8 @@ KVR_API void kvr_router_set_limits(struct kvr_router *router, uint64_t worker_id
                                    uint64_t total_kv_blocks);
 /* Blocks in use as the engine itself says. */
 KVR_API void kvr_router_set_kv_used(struct kvr_router *router, struct kvr_worker worker, uint64_t blocks);
-/* Taints are names of at most 127 bytes, KVR_TAINTS_MAX different ones in a router. Returns: 0, -KVR_ELIMIT, -KVR_ENOMEM. */
+/* Taints are names of at most 127 bytes; the workers of a router have KVR_TAINTS_MAX different ones. Returns: 0; -KVR_ELIMIT, -KVR_ENOMEM:
+ * nothing has changed. */
 KVR_API int kvr_router_set_taints(struct kvr_router *router, uint64_t worker_id, const char *const *taints, size_t n);
 /* The first taint of a worker that begins with `prefix`, into out[cap]. Returns: false when it has none, or cap is too small. */
 KVR_API bool kvr_router_find_taint(struct kvr_router *router, uint64_t worker_id, const char *prefix, char *out, size_t cap);

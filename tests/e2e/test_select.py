@@ -124,6 +124,38 @@ def test_groups_are_apart(start):
     assert [w["worker_id"] for w in s.get("/loads?model_name=other")] == [3]
 
 
+def test_a_worker_with_another_taint_each_time_is_never_refused(start):
+    s = start(Select)
+    s.worker(2, taints=["kept"])
+    for i in range(1, 301):
+        s.worker(1, taints=[f"canary-{i}"], kv_domain=f"rack-{i}")
+    for taint, worker in (("canary-300", 1), ("kv-domain=rack-300", 1), ("kept", 2)):
+        assert s.ask("/select", {"token_ids": [1] * 8, "routing_constraints": {"required_taints": [taint]}})["worker_id"] == worker
+    s.ask("/select", {"token_ids": [1] * 8, "routing_constraints": {"required_taints": ["canary-1"]}}, 503)
+    assert {w["worker_id"]: w["taints"] for w in s.get("/workers")} == {1: ["canary-300"], 2: ["kept"]}
+
+
+@pytest.mark.parametrize("moves", [{}, {"routing_group": "full"}])
+def test_a_worker_whose_taints_do_not_fit_stays_as_it_was(start, moves):
+    def workers():
+        return [{k: v for k, v in w.items() if k != "since_s"} for w in s.get("/workers")]
+
+    s = start(Select)
+    for i in range(1, 17):
+        s.worker(i, taints=[f"t{i}-{k}" for k in range(16)], routing_group=moves.get("routing_group", "default"))
+    s.worker(20)
+    body = {"token_ids": [1] * 8, "pinned_worker": {"worker_id": 20, "dp_rank": 0}}
+    s.ask("/select_and_reserve", {**body, "selection_id": "a"})
+    before, loads = workers(), s.loads()
+    for _ in range(2):
+        assert "taints" in s.worker(20, taints=["one more"], status=409, **moves)["error"]
+        assert workers() == before and s.loads() == loads and loads[(20, 0)][2] == 1
+        assert s.ask("/select", body)["worker_id"] == 20
+    s.ask("/workers/1", method="DELETE")
+    s.worker(20, taints=["one more"], **moves)
+    assert next(w["taints"] for w in workers() if w["worker_id"] == 20) == ["one more"]
+
+
 def test_constraints_narrow_the_choice(start):
     s = start(Select)
     for i in (1, 2, 3):
