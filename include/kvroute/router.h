@@ -135,6 +135,9 @@ KVR_API void kvr_router_busy(struct kvr_router *router, struct kvr_busy_threshol
  * them, or waits for it. Choices wait for as long as it takes to sort those that wait. Returns: 0; -KVR_EINVAL, -KVR_ENOMEM: nothing has
  * changed. */
 KVR_API int kvr_router_set_policy(struct kvr_router *router, const struct kvr_policy *policy);
+/* For other workers, when those it had are removed: what was learnt of them is forgotten, and the classes and thresholds are these. Errors
+ * as kvr_router_set_policy. */
+KVR_API int kvr_router_start_over(struct kvr_router *router, const struct kvr_policy *policy, const struct kvr_busy_thresholds *busy);
 
 /* Registers a worker or changes its rank range. Errors as kvr_load_set_worker. The index is left alone. */
 KVR_API int kvr_router_set_worker(struct kvr_router *router, uint64_t worker_id, uint32_t dp_start, uint32_t dp_size);

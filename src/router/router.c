@@ -44,6 +44,13 @@ static int check_config(const struct kvr_router_config *c, const char **field)
     return c->policy && kvr_policy_check(c->policy, why, sizeof why) ? -KVR_EINVAL : 0;
 }
 
+static void init_models(struct kvr_router *r)
+{
+    kvr_ttft_init(&r->fleet);
+    kvr_ttft_weigh_tiers(&r->fleet, r->config.cost.host_weight, r->config.cost.disk_weight);
+    kvr_generation_init(&r->generation);
+}
+
 static int create_parts(struct kvr_router *r)
 {
     struct kvr_policy plain;
@@ -72,9 +79,7 @@ int kvr_router_create(const struct kvr_router_config *config, struct kvr_router 
     r->clock = config->clock ? *config->clock : *kvr_clock_monotonic();
     r->config = *config;
     r->rng = config->seed;
-    kvr_ttft_init(&r->fleet);
-    kvr_ttft_weigh_tiers(&r->fleet, r->config.cost.host_weight, r->config.cost.disk_weight);
-    kvr_generation_init(&r->generation);
+    init_models(r);
     kvr_lock_init(&r->lock, KVR_LOCK_ROUTER);
     if (create_parts(r)) {
         kvr_router_destroy(r);
@@ -175,6 +180,17 @@ void kvr_router_busy(struct kvr_router *r, struct kvr_busy_thresholds *out)
     kvr_lock(&r->lock);
     *out = r->config.busy;
     kvr_unlock(&r->lock);
+}
+
+int kvr_router_start_over(struct kvr_router *r, const struct kvr_policy *policy, const struct kvr_busy_thresholds *busy)
+{
+    int rc = kvr_router_set_policy(r, policy);
+    if (rc) return rc;
+    kvr_lock(&r->lock);
+    r->config.busy = *busy;
+    init_models(r);
+    kvr_unlock(&r->lock);
+    return 0;
 }
 
 /* ---- workers ----------------------------------------------------------------------------------------- */

@@ -156,6 +156,40 @@ def test_a_worker_whose_taints_do_not_fit_stays_as_it_was(start, moves):
     assert next(w["taints"] for w in workers() if w["worker_id"] == 20) == ["one more"]
 
 
+def test_groups_and_models_that_come_and_go_are_never_refused(start):
+    s = start(Select)
+    s.worker(1, routing_group="kept")
+    for i in range(300):
+        s.worker(20, **({"routing_group": f"g{i}"} if i % 2 else {"model_name": f"m{i}"}))
+        s.ask("/workers/20", method="DELETE")
+    s.worker(20, routing_group="last")
+    for group, worker in (("kept", 1), ("last", 20)):
+        assert s.ask("/select", {"token_ids": [1] * 8, "routing_group": group})["worker_id"] == worker
+    s.ask("/select", {"token_ids": [1] * 8, "routing_group": "g299"}, 404)
+    assert call(s.port, "GET", "/metrics").body.count(b"\nkvroute_index_blocks{") == 256
+
+
+def test_a_group_with_a_selection_that_may_be_booked_is_not_given_up(start):
+    s = start(Select)
+    s.worker(2, routing_group="chosen from")
+    s.ask("/select", {"token_ids": [1] * 8, "routing_group": "chosen from", "selection_id": "a"})
+    for i in range(260):
+        s.worker(2, routing_group=f"g{i}")
+    assert "worker or rank" in s.ask("/reservations", {"selection_id": "a"}, 404)["error"]
+    assert s.idle()
+
+
+def test_groups_that_all_have_workers_are_not_given_up(start):
+    s = start(Select)
+    for i in range(256):
+        s.worker(i, endpoint=f"http://10.0.1.{i}:8000", routing_group=f"g{i}")
+    assert "256 partitions" in s.worker(1000, endpoint="http://10.0.2.1:8000", routing_group="more", status=409)["error"]
+    s.ask("/workers/77", method="DELETE")
+    s.worker(1000, endpoint="http://10.0.2.1:8000", routing_group="more")
+    assert s.ask("/select", {"token_ids": [1] * 8, "routing_group": "more"})["worker_id"] == 1000
+    s.ask("/select", {"token_ids": [1] * 8, "routing_group": "g77"}, 404)
+
+
 def test_constraints_narrow_the_choice(start):
     s = start(Select)
     for i in (1, 2, 3):

@@ -983,6 +983,31 @@ static void a_tenant_that_has_waited_is_sent_to_no_rank_that_is_busy(void **s)
     }
 }
 
+static void a_router_for_other_workers_starts_over(void **s)
+{
+    struct fixture *f = *s;
+    struct kvr_router_request rq = request("a");
+    struct kvr_router_result res;
+    struct kvr_ttft_model m;
+    struct kvr_busy_thresholds some = {0.5, 100, 0.5}, none = {-1, -1, -1}, now;
+    struct kvr_policy policy;
+    kvr_policy_init(&policy);
+    kvr_router_set_busy(f->r, &some);
+    assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &rq, &res), 0);
+    kvr_router_observe_ttft(f->r, &res, 20);
+    assert_int_equal(kvr_router_ttft_model(f->r, NULL, &m, NULL), 0);
+    assert_int_equal(m.observations, 1);
+    for (uint64_t w = 1; w <= 3; w++) kvr_router_remove_worker(f->r, w);
+    assert_int_equal(kvr_router_start_over(f->r, &policy, &none), 0);
+    assert_int_equal(kvr_router_ttft_model(f->r, NULL, &m, NULL), 0);
+    assert_int_equal(m.observations, 0);
+    kvr_router_busy(f->r, &now);
+    assert_true(now.decode_blocks_frac < 0 && now.prefill_tokens < 0 && now.prefill_tokens_frac < 0);
+    assert_int_equal(kvr_router_set_worker(f->r, 9, 0, 1), 0);
+    assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &rq, &res), 0);
+    assert_int_equal(res.worker.worker_id, 9);
+}
+
 /* ---- taints ------------------------------------------------------------------------------------------ */
 
 static int set_taint(struct fixture *f, uint64_t w, const char *name)
@@ -1092,6 +1117,7 @@ int main(void)
         T(remote_bookings_count_and_can_be_forgotten),
         cmocka_unit_test_setup_teardown(what_others_book_is_a_turn, setup_delay, teardown),
         cmocka_unit_test_setup_teardown(a_tenant_that_has_waited_is_sent_to_no_rank_that_is_busy, setup_queue, teardown),
+        T(a_router_for_other_workers_starts_over),
         T(taint_names_that_no_worker_has_are_given_back),
         T(taints_that_do_not_fit_change_nothing),
     };
