@@ -135,6 +135,9 @@ KVR_API void kvr_router_busy(struct kvr_router *router, struct kvr_busy_threshol
  * them, or waits for it. Choices wait for as long as it takes to sort those that wait. Returns: 0; -KVR_EINVAL, -KVR_ENOMEM: nothing has
  * changed. */
 KVR_API int kvr_router_set_policy(struct kvr_router *router, const struct kvr_policy *policy);
+/* For other workers, when those it had are removed: what was learnt of them is forgotten, and the classes and thresholds are these. Errors
+ * as kvr_router_set_policy. */
+KVR_API int kvr_router_start_over(struct kvr_router *router, const struct kvr_policy *policy, const struct kvr_busy_thresholds *busy);
 
 /* Registers a worker or changes its rank range. Errors as kvr_load_set_worker. The index is left alone. */
 KVR_API int kvr_router_set_worker(struct kvr_router *router, uint64_t worker_id, uint32_t dp_start, uint32_t dp_size);
@@ -148,7 +151,8 @@ KVR_API void kvr_router_set_limits(struct kvr_router *router, uint64_t worker_id
                                    uint64_t total_kv_blocks);
 /* Blocks in use as the engine itself says. */
 KVR_API void kvr_router_set_kv_used(struct kvr_router *router, struct kvr_worker worker, uint64_t blocks);
-/* Taints are names of at most 127 bytes, KVR_TAINTS_MAX different ones in a router. Returns: 0, -KVR_ELIMIT, -KVR_ENOMEM. */
+/* Taints are names of at most 127 bytes; the workers of a router have KVR_TAINTS_MAX different ones. Returns: 0; -KVR_ELIMIT, -KVR_ENOMEM:
+ * nothing has changed. */
 KVR_API int kvr_router_set_taints(struct kvr_router *router, uint64_t worker_id, const char *const *taints, size_t n);
 /* The first taint of a worker that begins with `prefix`, into out[cap]. Returns: false when it has none, or cap is too small. */
 KVR_API bool kvr_router_find_taint(struct kvr_router *router, uint64_t worker_id, const char *prefix, char *out, size_t cap);

@@ -44,6 +44,13 @@ static int check_config(const struct kvr_router_config *c, const char **field)
     return c->policy && kvr_policy_check(c->policy, why, sizeof why) ? -KVR_EINVAL : 0;
 }
 
+static void init_models(struct kvr_router *r)
+{
+    kvr_ttft_init(&r->fleet);
+    kvr_ttft_weigh_tiers(&r->fleet, r->config.cost.host_weight, r->config.cost.disk_weight);
+    kvr_generation_init(&r->generation);
+}
+
 static int create_parts(struct kvr_router *r)
 {
     struct kvr_policy plain;
@@ -72,9 +79,7 @@ int kvr_router_create(const struct kvr_router_config *config, struct kvr_router 
     r->clock = config->clock ? *config->clock : *kvr_clock_monotonic();
     r->config = *config;
     r->rng = config->seed;
-    kvr_ttft_init(&r->fleet);
-    kvr_ttft_weigh_tiers(&r->fleet, r->config.cost.host_weight, r->config.cost.disk_weight);
-    kvr_generation_init(&r->generation);
+    init_models(r);
     kvr_lock_init(&r->lock, KVR_LOCK_ROUTER);
     if (create_parts(r)) {
         kvr_router_destroy(r);
@@ -175,6 +180,17 @@ void kvr_router_busy(struct kvr_router *r, struct kvr_busy_thresholds *out)
     kvr_lock(&r->lock);
     *out = r->config.busy;
     kvr_unlock(&r->lock);
+}
+
+int kvr_router_start_over(struct kvr_router *r, const struct kvr_policy *policy, const struct kvr_busy_thresholds *busy)
+{
+    int rc = kvr_router_set_policy(r, policy);
+    if (rc) return rc;
+    kvr_lock(&r->lock);
+    r->config.busy = *busy;
+    init_models(r);
+    kvr_unlock(&r->lock);
+    return 0;
 }
 
 /* ---- workers ----------------------------------------------------------------------------------------- */
@@ -337,29 +353,92 @@ void kvr_router_set_kv_used(struct kvr_router *r, struct kvr_worker w, uint64_t 
     kvr_unlock(&r->lock);
 }
 
-static long taint_intern(struct kvr_router *r, const char *name)
+/* Taints. Names are looked up and their places used in one hold of the lock, and who waits in the queue keeps names: nobody has a place
+ * from before, so that of a name that no worker has any more may become another's. */
+
+static void mark_taint(struct taints *t, size_t at)
 {
-    long at = kvr__taint(r, name);
-    if (at >= 0) return at;
-    if (strlen(name) >= TAINT_NAME_MAX || r->taints_n == KVR_TAINTS_MAX) return -KVR_ELIMIT;
-    if (kvr_mem_grow(&r->mem, (void **)&r->taint_names, &r->taints_cap, r->taints_n + 1, sizeof *r->taint_names)) return -KVR_ENOMEM;
-    memcpy(r->taint_names[r->taints_n], name, strlen(name) + 1);
-    return (long)r->taints_n++;
+    t->bits[at / 64] |= (uint64_t)1 << (at % 64);
+}
+
+/* Of every worker but that one. */
+static struct taints taints_of_others(const struct kvr_router *r, const struct worker_info *but)
+{
+    struct taints all = {0};
+    for (size_t i = 0; i < r->workers_n; i++)
+        for (int k = 0; r->workers[i].used && &r->workers[i] != but && k < TAINT_WORDS; k++) all.bits[k] |= r->workers[i].taints.bits[k];
+    return all;
+}
+
+/* The first place from `at` on that is not taken. */
+static size_t free_place(const struct taints *taken, size_t at)
+{
+    while (at < KVR_TAINTS_MAX && taken->bits[at / 64] >> (at % 64) & 1) at++;
+    return at;
+}
+
+static bool is_among(const char *const *names, size_t n, const char *name)
+{
+    for (size_t i = 0; i < n; i++)
+        if (!strcmp(names[i], name)) return true;
+    return false;
+}
+
+/* For each name that has no place, one that is not taken: for all of them, or none. */
+static int place_taints(struct kvr_router *r, struct taints taken, const char *const *names, size_t n)
+{
+    size_t end = 0, at = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (kvr__taint(r, names[i]) >= 0 || is_among(names, i, names[i])) continue;
+        at = free_place(&taken, end);
+        if (at == KVR_TAINTS_MAX || strlen(names[i]) >= TAINT_NAME_MAX) return -KVR_ELIMIT;
+        end = at + 1;
+    }
+    if (kvr_mem_grow(&r->mem, (void **)&r->taint_names, &r->taints_cap, end, sizeof *r->taint_names)) return -KVR_ENOMEM;
+    for (size_t i = 0; i < n; i++) {
+        if (kvr__taint(r, names[i]) >= 0) continue;
+        at = free_place(&taken, 0);
+        mark_taint(&taken, at);
+        memcpy(r->taint_names[at], names[i], strlen(names[i]) + 1);
+        r->taints_n = KVR_MAX(r->taints_n, at + 1);
+    }
+    return 0;
+}
+
+/* Those that have a place. Returns: how many have none. */
+static size_t known_taints(const struct kvr_router *r, const char *const *names, size_t n, struct taints *out)
+{
+    size_t unknown = 0;
+    *out = (struct taints){0};
+    for (size_t i = 0; i < n; i++) {
+        long at = kvr__taint(r, names[i]);
+        if (at >= 0) mark_taint(out, (size_t)at);
+        unknown += at < 0;
+    }
+    return unknown;
+}
+
+static int set_taints(struct kvr_router *r, struct worker_info *w, const char *const *names, size_t n)
+{
+    struct taints set;
+    if (known_taints(r, names, n, &set)) {
+        struct taints taken = taints_of_others(r, w);
+        for (int k = 0; k < TAINT_WORDS; k++) taken.bits[k] |= set.bits[k];
+        int rc = place_taints(r, taken, names, n);
+        if (rc) return rc;
+        known_taints(r, names, n, &set);
+    }
+    w->taints = set;
+    return 0;
 }
 
 int kvr_router_set_taints(struct kvr_router *r, uint64_t worker_id, const char *const *taints, size_t n)
 {
-    struct taints set = {0};
-    long at = 0;
     kvr_lock(&r->lock);
-    for (size_t i = 0; i < n && at >= 0; i++) {
-        at = taint_intern(r, taints[i]);
-        if (at >= 0) set.bits[at / 64] |= (uint64_t)1 << (at % 64);
-    }
-    struct worker_info *w = at < 0 ? NULL : worker_find(r, worker_id);
-    if (w) w->taints = set;
+    struct worker_info *w = worker_find(r, worker_id);
+    int rc = w ? set_taints(r, w, taints, n) : 0;
     kvr_unlock(&r->lock);
-    return at < 0 ? (int)at : 0;
+    return rc;
 }
 
 /* Place of a worker's first taint that begins with `prefix`; taints_n: it has none. */

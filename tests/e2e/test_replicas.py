@@ -46,6 +46,24 @@ def test_bookings_are_shared_and_given_back(start):
     wait_for("idle", lambda: a.idle() and b.idle())
 
 
+def test_bookings_of_groups_in_places_of_others_are_shared(start):
+    a, b, _ = pair(start, Select)
+    for s in (a, b):
+        s.worker(1)
+    live(a, b)
+    for i in range(270):
+        for s in (a, b):
+            s.worker(2, routing_group=f"g{i}")
+        reserve(a, f"r{i}", [i] * 40, routing_group=f"g{i}")
+        if i % 16 == 0 or i > 250:
+            wait_for("told", lambda: b.loads()[(2, 0)] == (40, 10, 1))
+        a.ask(f"/reservations/r{i}", method="DELETE")
+        if i % 3 == 0:
+            for s in (a, b):
+                s.ask("/workers/2", method="DELETE")
+    wait_for("idle", lambda: a.idle() and b.idle())
+
+
 def test_a_late_replica_hears_everything(start):
     ports = free_ports(2)
     a = start(Select, "--replica-sync-port", ports)

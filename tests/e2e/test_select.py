@@ -124,6 +124,72 @@ def test_groups_are_apart(start):
     assert [w["worker_id"] for w in s.get("/loads?model_name=other")] == [3]
 
 
+def test_a_worker_with_another_taint_each_time_is_never_refused(start):
+    s = start(Select)
+    s.worker(2, taints=["kept"])
+    for i in range(1, 301):
+        s.worker(1, taints=[f"canary-{i}"], kv_domain=f"rack-{i}")
+    for taint, worker in (("canary-300", 1), ("kv-domain=rack-300", 1), ("kept", 2)):
+        assert s.ask("/select", {"token_ids": [1] * 8, "routing_constraints": {"required_taints": [taint]}})["worker_id"] == worker
+    s.ask("/select", {"token_ids": [1] * 8, "routing_constraints": {"required_taints": ["canary-1"]}}, 503)
+    assert {w["worker_id"]: w["taints"] for w in s.get("/workers")} == {1: ["canary-300"], 2: ["kept"]}
+
+
+@pytest.mark.parametrize("moves", [{}, {"routing_group": "full"}])
+def test_a_worker_whose_taints_do_not_fit_stays_as_it_was(start, moves):
+    def workers():
+        return [{k: v for k, v in w.items() if k != "since_s"} for w in s.get("/workers")]
+
+    s = start(Select)
+    for i in range(1, 17):
+        s.worker(i, taints=[f"t{i}-{k}" for k in range(16)], routing_group=moves.get("routing_group", "default"))
+    s.worker(20)
+    body = {"token_ids": [1] * 8, "pinned_worker": {"worker_id": 20, "dp_rank": 0}}
+    s.ask("/select_and_reserve", {**body, "selection_id": "a"})
+    before, loads = workers(), s.loads()
+    for _ in range(2):
+        assert "taints" in s.worker(20, taints=["one more"], status=409, **moves)["error"]
+        assert workers() == before and s.loads() == loads and loads[(20, 0)][2] == 1
+        assert s.ask("/select", body)["worker_id"] == 20
+    s.ask("/workers/1", method="DELETE")
+    s.worker(20, taints=["one more"], **moves)
+    assert next(w["taints"] for w in workers() if w["worker_id"] == 20) == ["one more"]
+
+
+def test_groups_and_models_that_come_and_go_are_never_refused(start):
+    s = start(Select)
+    s.worker(1, routing_group="kept")
+    for i in range(300):
+        s.worker(20, **({"routing_group": f"g{i}"} if i % 2 else {"model_name": f"m{i}"}))
+        s.ask("/workers/20", method="DELETE")
+    s.worker(20, routing_group="last")
+    for group, worker in (("kept", 1), ("last", 20)):
+        assert s.ask("/select", {"token_ids": [1] * 8, "routing_group": group})["worker_id"] == worker
+    s.ask("/select", {"token_ids": [1] * 8, "routing_group": "g299"}, 404)
+    assert call(s.port, "GET", "/metrics").body.count(b"\nkvroute_index_blocks{") == 256
+
+
+def test_a_group_with_a_selection_that_may_be_booked_is_not_given_up(start):
+    s = start(Select)
+    s.worker(2, routing_group="chosen from")
+    s.ask("/select", {"token_ids": [1] * 8, "routing_group": "chosen from", "selection_id": "a"})
+    for i in range(260):
+        s.worker(2, routing_group=f"g{i}")
+    assert "worker or rank" in s.ask("/reservations", {"selection_id": "a"}, 404)["error"]
+    assert s.idle()
+
+
+def test_groups_that_all_have_workers_are_not_given_up(start):
+    s = start(Select)
+    for i in range(256):
+        s.worker(i, endpoint=f"http://10.0.1.{i}:8000", routing_group=f"g{i}")
+    assert "256 partitions" in s.worker(1000, endpoint="http://10.0.2.1:8000", routing_group="more", status=409)["error"]
+    s.ask("/workers/77", method="DELETE")
+    s.worker(1000, endpoint="http://10.0.2.1:8000", routing_group="more")
+    assert s.ask("/select", {"token_ids": [1] * 8, "routing_group": "more"})["worker_id"] == 1000
+    s.ask("/select", {"token_ids": [1] * 8, "routing_group": "g77"}, 404)
+
+
 def test_constraints_narrow_the_choice(start):
     s = start(Select)
     for i in (1, 2, 3):

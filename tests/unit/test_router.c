@@ -983,6 +983,95 @@ static void a_tenant_that_has_waited_is_sent_to_no_rank_that_is_busy(void **s)
     }
 }
 
+static void a_router_for_other_workers_starts_over(void **s)
+{
+    struct fixture *f = *s;
+    struct kvr_router_request rq = request("a");
+    struct kvr_router_result res;
+    struct kvr_ttft_model m;
+    struct kvr_busy_thresholds some = {0.5, 100, 0.5}, none = {-1, -1, -1}, now;
+    struct kvr_policy policy;
+    kvr_policy_init(&policy);
+    kvr_router_set_busy(f->r, &some);
+    assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &rq, &res), 0);
+    kvr_router_observe_ttft(f->r, &res, 20);
+    assert_int_equal(kvr_router_ttft_model(f->r, NULL, &m, NULL), 0);
+    assert_int_equal(m.observations, 1);
+    for (uint64_t w = 1; w <= 3; w++) kvr_router_remove_worker(f->r, w);
+    assert_int_equal(kvr_router_start_over(f->r, &policy, &none), 0);
+    assert_int_equal(kvr_router_ttft_model(f->r, NULL, &m, NULL), 0);
+    assert_int_equal(m.observations, 0);
+    kvr_router_busy(f->r, &now);
+    assert_true(now.decode_blocks_frac < 0 && now.prefill_tokens < 0 && now.prefill_tokens_frac < 0);
+    assert_int_equal(kvr_router_set_worker(f->r, 9, 0, 1), 0);
+    assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &rq, &res), 0);
+    assert_int_equal(res.worker.worker_id, 9);
+}
+
+/* ---- taints ------------------------------------------------------------------------------------------ */
+
+static int set_taint(struct fixture *f, uint64_t w, const char *name)
+{
+    return kvr_router_set_taints(f->r, w, &name, 1);
+}
+
+static int requires(struct fixture *f, const char *name, uint64_t *worker)
+{
+    struct kvr_router_result res;
+    struct kvr_router_request rq = request(NULL);
+    rq.required_taints = &name;
+    rq.required_n = 1;
+    int rc = kvr_router_find_best_match(f->r, f->ctx, &rq, &res);
+    if (rc == 0) *worker = res.worker.worker_id;
+    return rc;
+}
+
+static void taint_names_that_no_worker_has_are_given_back(void **s)
+{
+    struct fixture *f = *s;
+    char name[32];
+    uint64_t w = 0;
+    assert_int_equal(set_taint(f, 2, "kept"), 0);
+    for (int i = 0; i < 3 * KVR_TAINTS_MAX; i++) {
+        snprintf(name, sizeof name, "canary-%d", i);
+        if (i % 7 == 0) kvr_router_remove_worker(f->r, 1); /* gone with its names, and here again */
+        assert_int_equal(kvr_router_set_worker(f->r, 1, 0, 1), 0);
+        assert_int_equal(set_taint(f, 1, name), 0);
+        assert_int_equal(requires(f, name, &w), 0);
+        assert_int_equal(w, 1);
+        assert_int_equal(requires(f, "kept", &w), 0);
+        assert_int_equal(w, 2);
+    }
+    assert_int_equal(requires(f, "canary-0", &w), -KVR_ENOENDPOINTS);
+    assert_int_equal(set_taint(f, 3, "canary-0"), 0);
+    assert_int_equal(requires(f, "canary-0", &w), 0);
+    assert_int_equal(w, 3);
+    assert_int_equal(requires(f, name, &w), 0);
+    assert_int_equal(w, 1);
+}
+
+static void taints_that_do_not_fit_change_nothing(void **s)
+{
+    struct fixture *f = *s;
+    static char text[KVR_TAINTS_MAX][16];
+    const char *names[KVR_TAINTS_MAX], *two[] = {"b", "c"}, *once[] = {"b", "b"};
+    char found[16];
+    for (size_t i = 0; i < KVR_TAINTS_MAX; i++) {
+        snprintf(text[i], sizeof text[i], "n%zu", i);
+        names[i] = text[i];
+    }
+    assert_int_equal(kvr_router_set_taints(f->r, 2, names, KVR_TAINTS_MAX - 1), 0);
+    assert_int_equal(set_taint(f, 1, "a"), 0);
+    assert_int_equal(kvr_router_set_taints(f->r, 1, two, 2), -KVR_ELIMIT);
+    assert_int_equal(set_taint(f, 3, "d"), -KVR_ELIMIT);
+    assert_true(kvr_router_find_taint(f->r, 1, "", found, sizeof found));
+    assert_string_equal(found, "a");
+    assert_false(kvr_router_find_taint(f->r, 3, "", found, sizeof found));
+    assert_int_equal(kvr_router_set_taints(f->r, 1, once, 2), 0); /* in the place of its own */
+    assert_true(kvr_router_find_taint(f->r, 1, "", found, sizeof found));
+    assert_string_equal(found, "b");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -1028,6 +1117,9 @@ int main(void)
         T(remote_bookings_count_and_can_be_forgotten),
         cmocka_unit_test_setup_teardown(what_others_book_is_a_turn, setup_delay, teardown),
         cmocka_unit_test_setup_teardown(a_tenant_that_has_waited_is_sent_to_no_rank_that_is_busy, setup_queue, teardown),
+        T(a_router_for_other_workers_starts_over),
+        T(taint_names_that_no_worker_has_are_given_back),
+        T(taints_that_do_not_fit_change_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -412,6 +412,7 @@ void serve_free(struct serve *s)
 static void connect_rooms(struct serve *s)
 {
     s->hooks = (struct serve_hooks){.workers_changed = replicas_workers_changed,
+                                    .partition_asked = selection_asks,
                                     .may_route = wake_parked,
                                     .tokens_doubted = tokenizers_doubted,
                                     .booked = replicas_wanted(s) ? replicas_on_change : NULL,

@@ -81,9 +81,10 @@
 
 /* What rooms below tell those above them. Set by serve.c before anything runs. */
 struct serve_hooks {
-    void (*workers_changed)(struct serve *s);                   /* main loop: one was added */
-    void (*tokens_doubted)(struct serve *s, const char *model); /* main loop: prompts tokenized here do not turn up in KV events */
-    void (*may_route)(struct serve *s);                         /* any thread: a request that waits for a worker may find one */
+    void (*workers_changed)(struct serve *s);                            /* main loop: one was added */
+    void (*tokens_doubted)(struct serve *s, const char *model);          /* main loop: prompts tokenized here do not turn up in KV events */
+    bool (*partition_asked)(struct serve *s, const struct partition *p); /* main loop: a selection of it may still be booked, or waits */
+    void (*may_route)(struct serve *s);                                  /* any thread: a request that waits for a worker may find one */
     kvr_load_hook *booked; /* under a router's lock, any thread; its context is the partition; NULL: nobody listens */
     /* Another router has bound it. The sync thread. */
     void (*session_heard)(struct serve *s, const char *id, size_t len, struct kvr_worker w);

@@ -162,6 +162,8 @@ void selection_stop(struct serve *s);
 void selection_destroy(struct serve *s); /* when the main loop is closed */
 void selection_tick(struct serve *s);    /* every second */
 void selection_gone(struct serve *s, struct kvr_http_conn *c);
+/* Whether a request waits for the partition, or one that was selected there may be booked yet. */
+bool selection_asks(struct serve *s, const struct partition *p);
 /* Until --min-initial-workers have been there once, a question for a worker is kept, at most for --queue-timeout; its body stays with
  * the connection. Returns: false when it can be answered now. */
 bool selection_hold(struct serve *s, struct kvr_http_conn *c);

@@ -116,6 +116,17 @@ static void pending_add(struct selection *sel, const struct serve_options *o, st
     sel->pending_bytes += pending_size(p);
 }
 
+bool selection_asks(struct serve *s, const struct partition *p)
+{
+    const struct selection *sel = s->selection;
+    bool asks = false;
+    for (const struct waiting *w = sel ? sel->waiting : NULL; w && !asks; w = w->next)
+        asks = w->q.partition == p || w->q.decode.partition == p || w->q.whole.partition == p;
+    for (const struct kvr_lru_entry *e = sel ? sel->pending.oldest : NULL; e && !asks; e = e->newer)
+        asks = ((const struct pending *)e)->partition == p;
+    return asks;
+}
+
 static bool have_workers(struct serve *s)
 {
     struct selection *sel = s->selection;

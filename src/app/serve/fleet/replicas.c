@@ -135,13 +135,13 @@ static bool same_name(const char *s, const char *text, uint32_t len)
 
 static struct partition *find_partition(struct serve *s, const struct kvr_sync_event *e)
 {
-    struct partition *partitions[PARTITIONS_MAX];
-    size_t n = list_partitions(s, partitions);
-    for (size_t i = 0; i < n; i++)
-        if (partitions[i]->block_size == e->block_size && same_name(partitions[i]->model, e->model, e->model_len) &&
-            same_name(partitions[i]->group, e->group, e->group_len))
-            return partitions[i];
-    return NULL;
+    kvr_lock(&s->lock);
+    struct partition *p = s->partitions;
+    while (p &&
+           !(p->block_size == e->block_size && same_name(p->model, e->model, e->model_len) && same_name(p->group, e->group, e->group_len)))
+        p = p->next;
+    kvr_unlock(&s->lock);
+    return p;
 }
 
 static bool take_hashes(struct replicas *rep, struct kvr_sync_event *e)

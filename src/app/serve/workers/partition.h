@@ -3,7 +3,9 @@
  * Partitions (partitions.c) and the router contexts that threads have for them.
  *
  * Threads: the main loop adds partitions, under serve.lock; they are never taken away while threads run, so the main loop reads the list
- * without it, and whoever has a partition keeps it. A ctx_list is its thread's own.
+ * without it, and whoever has a partition keeps it. On select one without workers may get another model and group (partitions.c): other
+ * threads read these under serve.lock, or in a hook of the router, which is called for bookings, so for workers. A ctx_list is its thread's
+ * own.
  */
 #ifndef KVR_SERVE_PARTITION_H
 #define KVR_SERVE_PARTITION_H
@@ -20,7 +22,8 @@ struct worker;
 
 #define PREFILL_GROUP "prefill" /* of a partition of prefill workers: its name on serve, what ends it on select */
 
-/* A partition: workers whose caches and loads are comparable. Made at first use, kept as long as the process lives. */
+/* A partition: workers whose caches and loads are comparable. Made at first use, kept as long as the process lives, though perhaps not for
+ * the same workers. */
 struct partition {
     struct partition *next;
     char model[MODEL_MAX], group[MODEL_MAX + sizeof PREFILL_GROUP]; /* model "": any */

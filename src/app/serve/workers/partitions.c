@@ -104,7 +104,7 @@ static bool in_scope(const struct serve *s, const struct worker *w, const char *
     return !*model || same_name(w->model, model) || worker_serves_locked(s, w, model, strlen(model), &lora);
 }
 
-/* Of select, which keeps partitions whose workers are gone. */
+/* Of select, which keeps partitions whose workers are gone, until others need their places. */
 static struct partition *find_named_locked(struct serve *s, const char *model, const char *group)
 {
     for (struct partition *p = s->partitions; p; p = p->next)
@@ -178,6 +178,37 @@ static void name_group(const struct serve *s, const struct worker *w, char *out,
     else snprintf(out, cap, "%s", w->group);
 }
 
+static void name_partition(struct partition *p, const char *model, const char *group)
+{
+    snprintf(p->model, sizeof p->model, "%s", model);
+    snprintf(p->group, sizeof p->group, "%s", group);
+}
+
+/* Without workers there are no bookings. */
+static bool is_idle(struct serve *s, const struct partition *p)
+{
+    return kvr_router_loads(p->router, NULL, 0) == 0 && !s->hooks.partition_asked(s, p);
+}
+
+/* One that nobody needs, for another model and group: it stays where it is, so whoever has it may keep it, and its router and index are
+ * empty. What a router is made for stays, so the block size and the kind have to be the same. On select only: on serve, requests of other
+ * threads have partitions, and there are few, as block sizes tell them apart. Returns: NULL: there is none, or no memory. */
+static struct partition *reuse_locked(struct serve *s, const char *model, const char *group, uint32_t block_size, bool prefills)
+{
+    const struct serve_options *o = s->o;
+    struct kvr_busy_thresholds busy = {o->busy_decode_blocks, o->busy_prefill_tokens, o->busy_prefill_frac};
+    struct partition *p = o->select_only ? s->partitions : NULL;
+    while (p && (p->block_size != block_size || p->prefills != prefills || !is_idle(s, p))) p = p->next;
+    struct kvr_policy *policy = p ? malloc(sizeof *policy) : NULL;
+    if (!policy) return NULL;
+    policy_of(o, s->profiles, s->profiles_n, model, policy);
+    int rc = kvr_router_start_over(p->router, policy, &busy);
+    free(policy);
+    if (rc) return NULL;
+    name_partition(p, model, group);
+    return p;
+}
+
 struct partition *partition_get_locked(struct serve *s, const struct worker *w, char *err, size_t cap)
 {
     bool prefills = w->role == ROLE_PREFILL;
@@ -192,13 +223,12 @@ struct partition *partition_get_locked(struct serve *s, const struct worker *w, 
         if ((*p)->block_size == block_size && (*p)->prefills == prefills && same_name((*p)->model, model) && same_name((*p)->group, group))
             return *p;
     snprintf(err, cap, n < PARTITIONS_MAX ? "out of memory" : "more than 256 partitions of (model, group, block size)");
-    if (n == PARTITIONS_MAX) return NULL;
+    if (n == PARTITIONS_MAX) return reuse_locked(s, model, group, block_size, prefills);
     struct partition *partition = calloc(1, sizeof *partition);
     struct kvr_policy *policy = malloc(sizeof *policy);
     bool ok = partition && policy;
     if (ok) {
-        snprintf(partition->model, sizeof partition->model, "%s", model);
-        snprintf(partition->group, sizeof partition->group, "%s", group);
+        name_partition(partition, model, group);
         partition->block_size = block_size;
         partition->number = n;
         partition->prefills = prefills;

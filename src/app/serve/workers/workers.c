@@ -166,6 +166,30 @@ static int tell_router_locked(struct serve *s, struct worker *w)
     return 0;
 }
 
+/* One that is not in the table after all: old has its id again, if that is still there. */
+static void unregister_locked(struct serve *s, struct worker *w, struct worker *old)
+{
+    uint64_t *at = old && !atomic_load(&old->removed) ? kvr_map64_get(&s->workers_by_id, w->id) : NULL;
+    discount_address(s, w);
+    if (at) {
+        *at = (uint64_t)(uintptr_t)old;
+        return;
+    }
+    kvr_map64_del(&s->workers_by_id, w->id);
+    labels_forget(s->labels, w->id);
+}
+
+/* The router has it, and old, if there is one, is gone; or all is as it was. In the router that old is in there is no room for both under
+ * one id: there old gets its taints first, so that they have their places when it comes. */
+static int take_over_locked(struct serve *s, struct worker *w, struct worker *old, struct worker **place)
+{
+    int rc = old && old->partition == w->partition ? set_taints(w) : tell_router_locked(s, w);
+    if (rc || !old) return rc;
+    if (w->learns) inherit_locked(w, old);
+    detach_locked(s, old, place);
+    return tell_router_locked(s, w); /* only for more ranks could memory be short */
+}
+
 /* old: the one it takes the place of, or NULL; place: what points to that. */
 static int add_locked(struct serve *s, struct worker *w, struct worker *old, struct worker **place, char *err, size_t cap)
 {
@@ -175,16 +199,10 @@ static int add_locked(struct serve *s, struct worker *w, struct worker *old, str
         snprintf(err, cap, "out of memory");
         return -1;
     }
-    if (old) {
-        if (w->learns) inherit_locked(w, old);
-        detach_locked(s, old, place);
-    }
-    int rc = tell_router_locked(s, w);
+    int rc = take_over_locked(s, w, old, place);
     if (rc) {
-        kvr_map64_del(&s->workers_by_id, w->id);
-        discount_address(s, w);
-        labels_forget(s->labels, w->id);
-        snprintf(err, cap, "%s", kvr_strerror(rc));
+        unregister_locked(s, w, old);
+        snprintf(err, cap, "%s", rc == -KVR_ELIMIT ? "more than 256 taints of one (model, group, block size)" : kvr_strerror(rc));
         return -1;
     }
     atomic_store(&w->refs, 1);
