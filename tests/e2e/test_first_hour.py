@@ -443,3 +443,21 @@ def test_a_worker_whose_list_of_models_is_too_long_was_taken_to_serve_any_name(s
         w.answers["/v1/models"] = answer
         says(s, "warning", "worker 1", "GET /v1/models", text)
         assert served(s) == {"m", "a0", "a1", "a2"} and s.complete([1], model="other").status == 404
+
+
+# ---- an engine that tells no tokens ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("answer, why", [(401, "status 401"), ({"tokens": "none"}, "no list of tokens that can be taken"),
+                                         (lambda: time.sleep(3) or 200, "no answer in time"), (None, "connection")])
+def test_an_engine_that_never_tells_tokens_switched_routing_by_cache_off_without_a_line(start, worker, answer, why):
+    def closes():
+        raise ConnectionError
+    w = worker(tokenize=answer or closes, v1__completions={"choices": [{"text": "x"}]})
+    s = start(Serve, [f"{w.url},events=tcp://127.0.0.1:{free_ports()}"], "--tokenizer", "engine", "--tokenize-timeout", 0.5, "--no-ask-engines",
+              ready=False)
+    for _ in range(2):
+        r = s.complete("hello", model="m")
+        assert (r.status, r.headers["x-kvroute-reason"]) == (200, "load-tokenize-failed")
+    says(s, "warning", "worker 1", w.url, "POST /tokenize", why)
+    assert len(lines(s, "POST /tokenize")) == 1
