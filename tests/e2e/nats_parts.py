@@ -19,14 +19,14 @@ NATS = shutil.which("nats-server") or "/usr/sbin/nats-server"
 
 
 class NatsServer:
-    """One server on loopback, JetStream on, its store in a folder of its own, which outlives a kill."""
+    """One server on loopback, JetStream on unless told otherwise, its store in a folder of its own, which outlives a kill."""
 
-    def __init__(self, port=None, name="n0", routes=(), cluster_port=None, extra=""):
+    def __init__(self, port=None, name="n0", routes=(), cluster_port=None, extra="", jetstream=True):
         self.port, self.monitor = port or free_ports(), free_ports()
         self.dir = tempfile.mkdtemp(prefix="kvroute-nats-")
         self.conf, self.log, self.p = os.path.join(self.dir, "conf"), open(os.path.join(self.dir, "log"), "w+"), None
         lines = [f"server_name: {name}", f"listen: 127.0.0.1:{self.port}", f"http: 127.0.0.1:{self.monitor}",
-                 f'jetstream {{ store_dir: "{self.dir}/js", max_memory_store: 256MB, max_file_store: 4GB }}', extra]
+                 f'jetstream {{ store_dir: "{self.dir}/js", max_memory_store: 256MB, max_file_store: 4GB }}' if jetstream else "", extra]
         if cluster_port:
             urls = ", ".join(f'"nats://127.0.0.1:{p}"' for p in routes)
             lines.append(f"cluster {{ name: c, listen: 127.0.0.1:{cluster_port}, routes: [{urls}] }}")

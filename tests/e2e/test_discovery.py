@@ -96,6 +96,16 @@ def test_an_id_that_is_free_again_is_taken_by_who_was_refused(start, listed):
     assert r.metric("discovery_refused_total") == 1
 
 
+def test_after_a_hundred_refusals_no_other_one_was_told(start, listed):
+    taken = [f"http://127.0.0.1:{n},id=1" for n in range(1, 121)]
+    r = listed(*taken, given=[start(Mock).spec(",id=1")])
+    wait_for("the refusals", lambda: r.metric("discovery_refused_total") == 120)
+    stays("a second", lambda: r.metric("discovery_refused_total") == 120, 1.5)  # a place in the log has 20 lines of it
+    listed(*taken, "http://127.0.0.1:500,id=1")
+    wait_for("it is told", lambda: "http://127.0.0.1:500: another worker has this id" in r.text())
+    assert r.metric("discovery_refused_total") == 121
+
+
 class Dns:
     """Answers A, AAAA and SRV questions from tables over UDP and TCP; an entry that is missing is NXDOMAIN. An answer beyond 512 bytes is
     cut short over UDP. `silent`: it answers nothing; `ignored`: types of questions that it does not answer."""

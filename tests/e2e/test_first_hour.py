@@ -410,3 +410,54 @@ def test_doctor_says_what_the_router_has_noticed(start):
     wait_for("learnt", lambda: learnt(s))
     rc, report = doctor("--no-probe", f"http://127.0.0.1:{s.admin}")
     assert rc == 1 and any("the engine uses 32" in f["detail"] for f in report["findings"] if f["check"] == "configuration")
+
+
+# ---- lists of models that are too long -------------------------------------------------------------------------------
+
+
+def many(n, **more):
+    return {"object": "list", "data": [{"id": "m", "object": "model"}] + [{"id": f"a{i}", "object": "model", "parent": "m", **more} for i in range(n)]}
+
+
+def served(s):
+    return {m["id"] for m in call(s.port, "GET", "/v1/models").json()["data"]}
+
+
+def test_models_beyond_the_most_of_a_worker_were_left_out_without_a_word(start, worker):
+    listed = many(300)
+    listed["data"][1]["id"] = "n" * 128
+    w = worker(v1__models=listed, v1__completions={"choices": [{"text": "x"}]})
+    s = start(Serve, [w.url], "--no-router-kv-events", "--no-ask-engines")
+    says(s, "warning", "worker 1", w.url, "45 of 301 models are not served", "at most 256", "127 bytes")
+    assert s.complete([1], model="a1").status == 200 and s.complete([1], model="a299").status == 404
+    n = len(w.got("/v1/models"))
+    wait_for("it is asked again", lambda: len(w.got("/v1/models")) > n + 2)
+    assert len(lines(s, "models are not served")) == 1
+
+
+def test_a_worker_whose_list_of_models_is_too_long_was_taken_to_serve_any_name(start, worker):
+    w = worker(v1__models=many(3), v1__completions={"choices": [{"text": "x"}]})
+    s = start(Serve, [w.url], "--no-router-kv-events", "--no-ask-engines")
+    wait_for("the list", lambda: served(s) == {"m", "a0", "a1", "a2"})
+    for answer, text in ((many(2000, note="x" * 1000), "longer than 1 MiB"), ("<html>", "not JSON")):
+        w.answers["/v1/models"] = answer
+        says(s, "warning", "worker 1", "GET /v1/models", text)
+        assert served(s) == {"m", "a0", "a1", "a2"} and s.complete([1], model="other").status == 404
+
+
+# ---- an engine that tells no tokens ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("answer, why", [(401, "status 401"), ({"tokens": "none"}, "no list of tokens that can be taken"),
+                                         (lambda: time.sleep(3) or 200, "no answer in time"), (None, "connection")])
+def test_an_engine_that_never_tells_tokens_switched_routing_by_cache_off_without_a_line(start, worker, answer, why):
+    def closes():
+        raise ConnectionError
+    w = worker(tokenize=answer or closes, v1__completions={"choices": [{"text": "x"}]})
+    s = start(Serve, [f"{w.url},events=tcp://127.0.0.1:{free_ports()}"], "--tokenizer", "engine", "--tokenize-timeout", 0.5, "--no-ask-engines",
+              ready=False)
+    for _ in range(2):
+        r = s.complete("hello", model="m")
+        assert (r.status, r.headers["x-kvroute-reason"]) == (200, "load-tokenize-failed")
+    says(s, "warning", "worker 1", w.url, "POST /tokenize", why)
+    assert len(lines(s, "POST /tokenize")) == 1

@@ -2,7 +2,7 @@
 """Routers that hear each other over NATS, without ports or peers: bookings, sessions, late ones, dead ones, an outage."""
 import pytest
 
-from conftest import Mock, Select, Serve, wait_for
+from conftest import Mock, Select, Serve, free_ports, stays, wait_for
 from nats_parts import NatsClient, NatsServer
 
 
@@ -106,3 +106,54 @@ def test_sessions_are_shared(start, nats):
     for k in range(6):
         r = b.complete([1000 + k] * 40, headers={"x-session-id": f"s{k}"})
         assert (r.headers["x-kvroute-worker"], r.headers["x-kvroute-reason"]) == (str(k % 2 + 1), "session")
+
+
+def found(start, nats, sync, ports=None, peers=()):
+    more = ["--replica-sync-peers", ",".join(peers)] if peers else []
+    return start(Serve, ["http://127.0.0.1:9,id=1"], "--discovery", "nats", "--nats-url", nats.url, "--advertise-host", "127.0.0.1",
+                 "--replica-sync-port", sync, "--no-ask-engines", *more, ports=ports, ready=False)
+
+
+def test_a_router_that_came_back_within_its_lease_was_dropped_by_its_fellows_for_good(start, nats):
+    """Its new key names the endpoint while the old one still does; the end of the old one takes nothing away."""
+    sync, ports = free_ports(), (free_ports(), free_ports())
+    a, b = found(start, nats, free_ports()), found(start, nats, sync, ports)
+    live(1, a, b)
+    b.kill()
+    b = found(start, nats, sync, ports)
+    wait_for("it is there again", lambda: b.metric("replica_sync_live_peers") == 1)
+    stays("it is a peer", lambda: a.metric("replica_sync_peers") == 1, 9)  # the lease is 5 s
+    live(1, a, b)
+    b.kill()
+    wait_for("it has gone", lambda: a.metric("replica_sync_peers") == 0, 20)
+
+
+def test_a_peer_that_was_given_stays_when_the_key_that_names_it_ends(start, nats):
+    sync = free_ports()
+    b = found(start, nats, sync)
+    a = found(start, nats, free_ports(), peers=[f"tcp://127.0.0.1:{sync}"])
+    live(1, a, b)
+    b.kill()
+    stays("it was given", lambda: a.metric("replica_sync_peers") == 1, 9)
+
+
+def test_a_router_beyond_the_most_peers_was_left_out_without_a_word(start, nats):
+    """It is told, and followed when another one has gone."""
+    c = NatsClient(nats.port)
+    c.subscribe("$KV.kvroute-registry.router.>")
+    a = found(start, nats, free_ports())
+    keys = c.next(30)[0].rsplit(".", 1)[0]
+
+    def put(ports):
+        for n in ports:
+            c.publish(f"{keys}.{n}", b'{"replica_sync":"tcp://127.0.0.1:%d"}' % n)
+        c.flush()
+
+    def peers():
+        put(range(3, 67))  # the first two are not kept
+        return set(a.get("/replica_sync/peers"))
+    put(range(1, 67))
+    wait_for("the warning", lambda: all(f"tcp://127.0.0.1:{n} is not followed" in a.text() for n in (65, 66)))
+    wait_for("the others", lambda: a.metric("replica_sync_peers") == 64)
+    wait_for("there is room", lambda: peers() == {f"tcp://127.0.0.1:{n}" for n in range(3, 67)}, 20)
+    c.close()

@@ -14,6 +14,9 @@ static inline uint64_t kvr_nats_now_ms(void)
     return kvr_now_ns(kvr_clock_monotonic()) / 1000000;
 }
 
+/* Says that `what` could not be done, and why as the client library tells it; once a minute. */
+void kvr__nats_failed(const char *what, natsStatus s);
+
 /* Unsubscribes, and frees when that is safe. libnats (3.4) looks a subscription up for a message and then uses it without holding
  * it; so it may go only when the reader has come past what it had when the subscription could still be found. */
 void kvr__nats_retire(struct kvr_nats *n, natsSubscription *sub);

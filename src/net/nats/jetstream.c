@@ -214,12 +214,18 @@ static bool stream_reaches(struct kvr_durable_feed *f, uint64_t position)
     return ok;
 }
 
+static bool well(const char *what, natsStatus s)
+{
+    if (s != NATS_OK) kvr__nats_failed(what, s);
+    return s == NATS_OK;
+}
+
 static bool reset_states(struct kvr_durable_feed *f)
 {
     struct kvr_snapshots *s;
     if (!f->c.reset || atomic_load(&f->reset_done)) return true;
-    natsStatus purged = js_PurgeStream(f->js, f->stream, NULL, NULL);
-    if (purged != NATS_OK || kvr_snapshots_open(f->c.link, f->token, f->c.replicas, &s)) return false;
+    if (!well("the stream of KV events cannot be emptied", js_PurgeStream(f->js, f->stream, NULL, NULL))) return false;
+    if (kvr_snapshots_open(f->c.link, f->token, f->c.replicas, &s)) return false;
     int rc = kvr_snapshots_reset(s);
     kvr_snapshots_close(s);
     atomic_store(&f->reset_done, rc == 0);
@@ -231,8 +237,11 @@ static bool start_over(struct kvr_durable_feed *f)
 {
     uint64_t position;
     unbind(f);
-    if (kvr__stream_ensure(f->js, f->scope, f->stream, f->c.replicas) != NATS_OK || !reset_states(f)) return false;
-    if (load_newest(f, &position) || make_consumer(f, position) != NATS_OK) return false;
+    if (!well("the stream of KV events is not there", kvr__stream_ensure(f->js, f->scope, f->stream, f->c.replicas)) || !reset_states(f))
+        return false;
+    int rc = load_newest(f, &position);
+    if (rc) kvr_log_warning_of(kvr_log_key(0, 0, "snapshot"), "kvroute: jetstream: no snapshot can be read: %s", kvr_strerror(rc));
+    if (rc || !well("the stream of KV events cannot be followed", make_consumer(f, position))) return false;
     if (!stream_reaches(f, position)) {
         COUNT(f, restarts);
         return false; /* a newer snapshot is there by now */

@@ -113,6 +113,15 @@ static void on_error(natsConnection *nc, natsSubscription *sub, natsStatus err, 
     kvr_log_warning("kvroute: nats: %s%s%s", natsStatus_GetText(err), why && *why ? ": " : "", why ? why : "");
 }
 
+void kvr__nats_failed(const char *what, natsStatus s)
+{
+    natsStatus last = NATS_OK;
+    const char *why = nats_GetLastError(&last); /* of this thread */
+    bool more = last == s && why && *why, none = s == NATS_NO_RESPONDERS;
+    kvr_log_warning_of(kvr_log_key((uint64_t)s, 0, what), "kvroute: nats: %s: %s%s%s%s", what, natsStatus_GetText(s), more ? ": " : "",
+                       more ? why : "", none ? "; is JetStream on at the server (nats-server -js)?" : "");
+}
+
 int kvr_nats_listen(struct kvr_nats *n, kvr_nats_on_state *fn, void *ctx)
 {
     int rc = -KVR_ELIMIT;

@@ -86,6 +86,16 @@ static void drop_store(struct kvr_registry *r)
     r->kv = NULL;
 }
 
+/* Returns: whether it was well. If not, that is told. */
+static bool well(const struct kvr_registry *r, const char *what, natsStatus s)
+{
+    char text[128];
+    if (s == NATS_OK) return true;
+    snprintf(text, sizeof text, "bucket %s cannot be %s", r->bucket, what);
+    kvr__nats_failed(text, s);
+    return false;
+}
+
 static bool open_store(struct kvr_registry *r)
 {
     kvConfig c;
@@ -93,14 +103,14 @@ static bool open_store(struct kvr_registry *r)
     jsOptions o;
     jsOptions_Init(&o);
     o.Wait = CALL_MS;
-    if (!r->js && natsConnection_JetStream(&r->js, kvr__nats_connection(r->c.link), &o) != NATS_OK) return false;
+    if (!r->js && !well(r, "opened", natsConnection_JetStream(&r->js, kvr__nats_connection(r->c.link), &o))) return false;
     if (js_KeyValue(&r->kv, r->js, r->bucket) == NATS_OK) return true;
     kvConfig_Init(&c);
     c.Bucket = r->bucket;
     c.History = 1;
     c.TTL = (int64_t)r->ttl_ms * 1000000;
     c.Replicas = r->c.replicas;
-    return js_CreateKeyValue(&r->kv, r->js, &c) == NATS_OK;
+    return well(r, "opened", js_CreateKeyValue(&r->kv, r->js, &c));
 }
 
 /* ---- keeping ------------------------------------------------------------------------------------------------------ */
@@ -146,6 +156,7 @@ static void keep_one(struct kvr_registry *r, struct kept *k)
     if (k->held && k->exclusive && now - k->renewed_ms > r->ttl_ms * 4 / 5) set_held(r, k, false);
     if (!value) return;
     natsStatus s = open_store(r) ? renew(r, k, value) : NATS_NOT_FOUND;
+    if (!k->exclusive && r->kv) (void)well(r, "written", s); /* of the others it is how leases work */
     free(value);
     if (s == NATS_OK) {
         k->renewed_ms = now; /* of before the call: the server's clock began no earlier */
@@ -250,7 +261,7 @@ static bool watch_step(struct kvr_registry *r)
     note_reconnect(r);
     if (r->renew_ms && now_ms() >= r->renew_ms && !drop_watcher(r, false)) return false;
     if (!r->watcher) {
-        if (!open_store(r) || kvStore_Watch(&r->watcher, r->kv, r->watch, NULL) != NATS_OK) return false;
+        if (!open_store(r) || !well(r, "watched", kvStore_Watch(&r->watcher, r->kv, r->watch, NULL))) return false;
         r->renew_ms = 0;
         r->grace_ms = now_ms() + r->ttl_ms;
     }

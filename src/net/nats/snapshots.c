@@ -36,6 +36,7 @@ int kvr_snapshots_open(struct kvr_nats *link, const char *name, int replicas, st
     natsStatus rc = natsConnection_JetStream(&s->js, kvr__nats_connection(link), &o);
     if (rc == NATS_OK && js_KeyValue(&s->kv, s->js, c.Bucket) != NATS_OK) rc = js_CreateKeyValue(&s->kv, s->js, &c);
     if (rc != NATS_OK) {
+        kvr__nats_failed("the bucket of snapshots cannot be opened", rc);
         kvr_snapshots_close(s);
         return -KVR_ETIMEDOUT;
     }
@@ -159,8 +160,11 @@ int kvr_snapshots_put(struct kvr_snapshots *s, struct kvr_snapshot_draft *d, con
         d->hashes_cap = cap;
     }
     piece_key(s, v->version, v->pieces, key, sizeof key);
-    int rc = result(kvStore_Put(NULL, s->kv, key, data, (int)len));
-    if (rc) return rc;
+    natsStatus put = kvStore_Put(NULL, s->kv, key, data, (int)len);
+    if (put != NATS_OK) {
+        kvr__nats_failed("a snapshot cannot be written", put);
+        return result(put);
+    }
     v->hashes[v->pieces++] = kvr_hash_bytes(data, len, 0);
     v->bytes += len;
     return 0;
@@ -206,6 +210,7 @@ int kvr_snapshots_commit(struct kvr_snapshots *s, struct kvr_snapshot_draft *d, 
                                      : kvStore_Create(NULL, s->kv, key, b.data, (int)b.len);
     kvr_buf_free(&b);
     if (rc != NATS_OK) {
+        kvr__nats_failed("the list of snapshots cannot be written", rc);
         kvr_snapshots_abandon(s, d);
         return rc == NATS_TIMEOUT || rc == NATS_NO_MEMORY ? -KVR_ETIMEDOUT : -KVR_EEXISTS;
     }

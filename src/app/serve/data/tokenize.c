@@ -17,6 +17,7 @@
 #include "app/serve/data/phases.h"
 
 #include "app/serve/tokenizers/tokenizers.h"
+#include "base/log.h"
 #include "token/dates.h"
 #include "wire/prompt_tokens.h"
 #include "wire/tokenize_body.h"
@@ -181,6 +182,20 @@ static void end_question(struct request *r)
     t->asked = NULL;
 }
 
+/* The engine that was asked has not told them: ends the question. status: of its answer; 0: there is none. */
+static enum outcome not_told(struct request *r, const char *why)
+{
+    const struct worker *w = r->now.tokenizing.asked;
+    int status = r->now.tokenizing.status;
+    char text[40] = "";
+    if (status && status != 200) snprintf(text, sizeof text, "status %d", status);
+    kvr_log_warning_of(kvr_log_key(w->id, (uint64_t)status, why),
+                       "kvroute: worker %llu (%.200s): POST /tokenize: %s; without tokens prompts are routed by load",
+                       (unsigned long long)w->id, w->url, text[0] ? text : why);
+    end_question(r);
+    return failed(r);
+}
+
 /* The tokens of a question are there. */
 static enum outcome found(struct request *r, enum tokens_from from)
 {
@@ -201,8 +216,7 @@ static enum outcome tokens_are_read(struct request *r)
     const struct tokenizing *t = &r->now.tokenizing;
     if (!r->tokens) {
         r->tokens_n = 0;
-        end_question(r);
-        return failed(r);
+        return not_told(r, "no list of tokens that can be taken");
     }
     here_compare(r, t->asked, t->question);
     observe(r, MADE_BY_ENGINE);
@@ -256,10 +270,8 @@ static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failu
     struct request *r = ctx;
     (void)call;
     (void)why;
-    (void)text;
     r->now.tokenizing.call = NULL;
-    end_question(r);
-    request_step(r, failed(r));
+    request_step(r, not_told(r, text));
 }
 
 static const struct kvr_http_call_handler handler = {on_head, on_body, on_done, on_failed};
@@ -299,10 +311,7 @@ static enum outcome ask_engine(struct request *r)
     t->status = 0;
     t->call = kvr_http_call_start(r->loop->client, &config);
     kvr_buf_free(&h);
-    if (!t->call) {
-        end_question(r);
-        return failed(r);
-    }
+    if (!t->call) return not_told(r, "out of memory");
     request_wait_until(r, request_after(s->o->tokenize_timeout));
     return OUTCOME_WAITS;
 }
@@ -360,6 +369,7 @@ enum outcome tokens_on_time(struct request *r, bool total)
     if (total) return request_refuse(r, 504, TOOK_TOO_LONG);
     if (t->call) kvr_http_call_cancel(t->call);
     t->call = NULL;
+    if (t->asked) return not_told(r, "no answer in time");
     end_question(r);
     return failed(r);
 }

@@ -17,7 +17,7 @@
 #include "app/serve/common/fields.h"
 #include "base/log.h"
 
-enum { MAIL_MAX = 65536, REFUSALS_TOLD = 100 };
+enum { MAIL_MAX = 65536 };
 
 enum mail_kind { FOUND, GONE, SETTLED };
 
@@ -99,7 +99,8 @@ static struct found **place_of(struct discovery *d, const char *key)
 
 static void refuse(struct discovery *d, const char *key, const char *why)
 {
-    if (d->refused++ < REFUSALS_TOLD) kvr_log_warning("kvroute: discovery: %s: %s", key, why);
+    d->refused++;
+    kvr_log_warning_of(kvr_log_key(kvr_hash_bytes(key, strlen(key), 0), 0, why), "kvroute: discovery: %s: %s", key, why);
 }
 
 /* A --worker text, or a worker object as JSON. */

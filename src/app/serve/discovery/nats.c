@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "app/serve/discovery/found.h"
+#include "base/log.h"
 #include "net/nats/registry.h"
 #include "net/replication/sync.h"
 
@@ -21,6 +22,7 @@ struct discovery_nats {
     struct peer {
         struct peer *next;
         char key[KVR_REGISTRY_KEY_MAX], endpoint[128];
+        bool added; /* its endpoint is followed for this key; else for another one, as it was given, or not at all */
     } * peers;
 };
 
@@ -31,22 +33,44 @@ static struct peer **peer_place(struct discovery_nats *n, const char *key)
     return at;
 }
 
+/* The endpoint goes on for another key that names it. Returns: whether there is one. */
+static bool hand_on(struct discovery_nats *n, const char *endpoint)
+{
+    struct peer *p = n->peers;
+    while (p && strcmp(p->endpoint, endpoint) != 0) p = p->next;
+    if (p) p->added = true;
+    return p;
+}
+
+static void follow(struct discovery_nats *n, struct peer *p)
+{
+    int rc = kvr_sync_add_peer(n->serve->sync, p->endpoint);
+    p->added = rc == 0;
+    if (rc == 0 || rc == -KVR_EEXISTS) return;
+    kvr_log_warning_of(kvr_log_key(kvr_hash_bytes(p->key, strlen(p->key), 0), 0, "peer"),
+                       "kvroute: discovery: %s: router %s is not followed: %s", p->key, p->endpoint,
+                       rc == -KVR_ELIMIT ? "there are too many" : kvr_strerror(rc));
+}
+
 static void drop_peer(struct discovery_nats *n, const char *key)
 {
     struct peer **at = peer_place(n, key), *p = *at;
     if (!p) return;
     *at = p->next;
-    if (n->serve->sync) (void)kvr_sync_remove_peer(n->serve->sync, p->endpoint);
+    if (p->added && !hand_on(n, p->endpoint)) {
+        (void)kvr_sync_remove_peer(n->serve->sync, p->endpoint);
+        for (struct peer *o = n->peers; o; o = o->next) /* there is room now */
+            if (!o->added) follow(n, o);
+    }
     free(p);
 }
 
 static void take_router(struct discovery_nats *n, const char *key, const char *value, size_t len)
 {
-    struct kvr_sync *sync = n->serve->sync;
     struct kvr_json o;
     const char *text;
     size_t text_len;
-    if (strcmp(key, n->own) == 0 || !sync || kvr_json_parse(n->json, value, len, &o, NULL)) return;
+    if (strcmp(key, n->own) == 0 || !n->serve->sync || kvr_json_parse(n->json, value, len, &o, NULL)) return;
     if (!kvr_json_as_name(kvr_json_get(o, "replica_sync"), &text, &text_len)) return;
     if (text_len == 0 || text_len >= sizeof n->peers->endpoint) return;
     drop_peer(n, key);
@@ -54,10 +78,7 @@ static void take_router(struct discovery_nats *n, const char *key, const char *v
     if (!p) return;
     snprintf(p->key, sizeof p->key, "%s", key);
     snprintf(p->endpoint, sizeof p->endpoint, "%.*s", (int)text_len, text);
-    if (kvr_sync_add_peer(sync, p->endpoint)) {
-        free(p);
-        return;
-    }
+    follow(n, p);
     p->next = n->peers;
     n->peers = p;
 }

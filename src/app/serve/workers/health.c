@@ -16,7 +16,7 @@ struct check {
     struct kvr_endpoint endpoint;
     struct kvr_http_call *call;
     uv_timer_t timeout;
-    bool models, ended;
+    bool models, ended, cut; /* cut: the body is longer than may be */
     int status;
     char key[API_KEY_MAX];
     struct kvr_buf body;
@@ -75,16 +75,19 @@ static void copy_text(struct kvr_json object, const char *key, char *out, size_t
     if (kvr_json_as_name(kvr_json_get(object, key), &s, &len) && len < cap) memcpy(out, s, len);
 }
 
+struct listed {
+    struct model_entry *list;
+    size_t n, all; /* taken; in the answer */
+};
+
 static int add_model(void *ctx, const char *key, size_t key_len, struct kvr_json v)
 {
-    struct {
-        struct model_entry *list;
-        size_t n;
-    } *out = ctx;
+    struct listed *out = ctx;
     const char *id;
     size_t len;
     (void)key;
     (void)key_len;
+    out->all++;
     if (out->n == MODELS_MAX || !kvr_json_as_name(kvr_json_get(v, "id"), &id, &len) || len >= MODEL_MAX) return 0;
     struct model_entry *m = &out->list[out->n++];
     memset(m, 0, sizeof *m);
@@ -98,19 +101,26 @@ static int add_model(void *ctx, const char *key, size_t key_len, struct kvr_json
     return 0;
 }
 
+static void note_left_out(const struct check *k, const struct listed *l)
+{
+    char text[160];
+    snprintf(text, sizeof text, "%zu of %zu models are not served: at most %d, with names of at most %d bytes, are taken", l->all - l->n,
+             l->all, MODELS_MAX, MODEL_MAX - 1);
+    worker_models_note(k->serve, k->id, text);
+}
+
 static void read_models(struct check *k)
 {
     struct serve *s = k->serve;
     struct kvr_json root;
-    struct {
-        struct model_entry *list;
-        size_t n;
-    } out = {malloc(MODELS_MAX * sizeof(struct model_entry)), 0};
-    if (!out.list || kvr_json_parse(s->json, k->body.data ? k->body.data : "", k->body.len, &root, NULL)) {
-        free(out.list);
+    if (k->cut || kvr_json_parse(s->json, k->body.data ? k->body.data : "", k->body.len, &root, NULL)) {
+        worker_models_note(s, k->id, k->cut ? "the answer is longer than 1 MiB and is not read" : "the answer is not JSON");
         return;
     }
+    struct listed out = {.list = malloc(MODELS_MAX * sizeof *out.list)};
+    if (!out.list) return;
     kvr_json_each(kvr_json_get(root, "data"), add_model, &out);
+    if (out.n < out.all) note_left_out(k, &out);
     struct model_entry *fitted = realloc(out.list, (out.n + 1) * sizeof *fitted);
     worker_set_models(s, k->id, fitted ? fitted : out.list, out.n);
 }
@@ -127,7 +137,9 @@ static void on_body(struct kvr_http_call *call, void *ctx, const char *data, siz
 {
     struct check *k = ctx;
     (void)call;
-    if (k->models && k->body.len + len <= MODELS_BODY_MAX) kvr_buf_add(&k->body, data, len);
+    if (!k->models) return;
+    k->cut |= k->body.len + len > MODELS_BODY_MAX;
+    if (!k->cut) kvr_buf_add(&k->body, data, len);
 }
 
 /* Older questions about the same worker's health: what they would say is not so any more. The list has the newest first. */

@@ -140,6 +140,17 @@ void worker_models_refused(struct serve *s, uint64_t id, int status)
     kvr_unlock(&s->lock);
 }
 
+void worker_models_note(struct serve *s, uint64_t id, const char *text)
+{
+    kvr_lock(&s->lock);
+    struct worker *w = worker_find_locked(s, id);
+    if (w) w->models_status = 200;
+    if (w)
+        kvr_log_warning_of(kvr_log_key(id, 0, text), "kvroute: worker %llu (%.200s): GET /v1/models: %s", (unsigned long long)id, w->url,
+                           text);
+    kvr_unlock(&s->lock);
+}
+
 void worker_set_models(struct serve *s, uint64_t id, struct model_entry *models, size_t n)
 {
     kvr_lock(&s->lock);

@@ -211,6 +211,8 @@ void worker_report(struct serve *s, struct worker *w, bool ok); /* result of a r
 void worker_set_health(struct serve *s, uint64_t id, enum health h, const char *why);
 void worker_set_models(struct serve *s, uint64_t id, struct model_entry *models, size_t n);
 void worker_models_refused(struct serve *s, uint64_t id, int status); /* it did not tell them; says so once */
+/* What was wrong with the list that it told; once a minute for each text. */
+void worker_models_note(struct serve *s, uint64_t id, const char *text);
 /* An address of a worker, as users have it: a /v1 at its end, of an OpenAI client's base URL, is left out, as paths have it already.
  * Returns: false: it is none. */
 bool worker_set_url(struct worker *w, const char *url, size_t len);
