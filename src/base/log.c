@@ -258,29 +258,36 @@ bool kvr__log_due(uint64_t key, uint64_t second, uint64_t *held)
     return true;
 }
 
+/* Whether a line of this place may be written now; else it is counted as left out. */
+static bool begin_line(struct kvr_log_site *site, enum kvr_log_level level, const char *fmt)
+{
+    uint64_t now = second_now();
+    tell_all_left_out(now);
+    if (may_write(site, now)) return true;
+    leave_out(site, level, fmt);
+    return false;
+}
+
 void kvr__log_of(struct kvr_log_site *site, uint64_t key, enum kvr_log_level level, const char *fmt, ...)
 {
     uint64_t held;
     char text[LINE];
     va_list ap;
     if ((int)level > atomic_load_explicit(&level_max, memory_order_relaxed) || !kvr__log_due(key, second_now(), &held)) return;
+    if (!begin_line(site, level, fmt)) return;
     va_start(ap, fmt);
-    int len = vsnprintf(text, sizeof text, fmt, ap);
+    int len = vsnprintf(text, sizeof text, fmt, ap), more = 0;
     va_end(ap);
     if (len < 0) return;
-    if (held) kvr__log(site, level, "%s (%llu more like it were held back since)", text, (unsigned long long)held);
-    else kvr__log(site, level, "%s", text);
+    size_t n = KVR_MIN((size_t)len, sizeof text - 1);
+    if (held) more = snprintf(text + n, sizeof text - n, " (%llu more like it were held back since)", (unsigned long long)held);
+    write_line(level, text, KVR_MIN(n + (size_t)KVR_MAX(more, 0), sizeof text - 1));
 }
 
 void kvr__log(struct kvr_log_site *site, enum kvr_log_level level, const char *fmt, ...)
 {
     if ((int)level > atomic_load_explicit(&level_max, memory_order_relaxed)) return;
-    uint64_t now = second_now();
-    tell_all_left_out(now);
-    if (!may_write(site, now)) {
-        leave_out(site, level, fmt);
-        return;
-    }
+    if (!begin_line(site, level, fmt)) return;
     char text[LINE];
     va_list ap;
     va_start(ap, fmt);

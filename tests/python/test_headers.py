@@ -41,6 +41,7 @@ C_ONLY = {
         kvr_index_drop_worker kvr_index_drop_rank kvr_index_tend kvr_index_walk_begin kvr_index_walk_next kvr_index_walk_end
         kvr_index_restore""",
     "the router's dump is its index's": "kvr_router_dump",
+    "a router for other workers is another KvRouter": "kvr_router_start_over",
     "tiers are matched by KvRouter.get_overlap_scores": "kvr_index_match_tiers",
     "what only the program's converter of engines' events knows: windows, pools, what an engine did not have": """
         kvr_index_window kvr_index_limit kvr_index_names kvr_index_set_pool kvr_index_fell_short""",
