@@ -124,7 +124,7 @@ def test_one_that_has_gone_in_the_middle_of_a_stream_frees_its_worker(start):
 
 
 def test_one_that_waits_for_a_worker_with_its_half_closed_is_kept_and_one_that_has_gone_is_not(start):
-    s = start(Serve, [], "--queue-timeout", 20, ready=False)
+    s = start(Serve, [], "--queue-timeout", 20 * SLOW, ready=False)
     kept, gone = connect(s.port), connect(s.port)
     for c in (kept, gone):
         c.sendall(request())

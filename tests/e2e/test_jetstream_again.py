@@ -180,6 +180,7 @@ def test_a_buffer_of_unstored_events_that_is_full_says_nothing(start, nats, clie
     limit(client, -1)
     wait_for("what was kept is stored", lambda: p.status()["stream"]["waiting"] == 0, 60)
     assert p.status()["trust"] == "trusted" and p.status()["stream"]["lost"] == 68_000 - 65_536
+    wait_for("distrust, once heartbeats have told of what is behind", lambda: not alone.view(7)["trusted"])
     stays("distrust", lambda: not alone.view(7)["trusted"], 1)
     late = router(start, nats)
     wait_for("who comes later neither", lambda: "missing" in late.view(7).get("reason", "") and not late.view(7)["trusted"], 30)

@@ -363,8 +363,8 @@ static void replicas_end_right_and_the_stream_stays_small(void **state)
     assert_right(&d, &f);
     assert_true(figure(&d, "loaded_snapshots_total") == 1 && figure(&d, "torn_snapshots_total") == 1);
 
-    /* What is on its way, and what is published meanwhile, is published again: there is nobody to ask. A server that is killed may lose what
-     * it has said to be stored and had not written yet, so that is left to settle before. */
+    /* What is on its way, and what is published meanwhile, is published again: there is nobody to ask. A server that is killed may lose
+     * what it has said to be stored and had not written yet, so that is left to settle before. */
     server_kill(&s);
     for (uint64_t i = 0; i < 2000; i++) step(&f);
     server_run(&s);
