@@ -6,8 +6,13 @@
 
 #include "test.h"
 
-#include "app/serve/admin/admin.h"
-#include "app/serve/state.h"
+#include "app/serve/admin/room.h"
+#include "app/serve/workers/evidence.h"
+#include "app/serve/workers/labels.h"
+#include "app/serve/workers/learn.h"
+#include "app/serve/workers/role.h"
+#include "app/serve/workers/room.h"
+#include "app/serve/workers/roster.h"
 #include "wire/prom_page.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -49,11 +54,11 @@ int pthread_mutex_unlock(pthread_mutex_t *m)
 }
 #endif
 
-static struct serve *fleet(void)
+static struct workers *fleet(void)
 {
     static struct serve_options options;
     static struct partition partition;
-    struct serve *s = calloc(1, sizeof *s);
+    struct workers *s = calloc(1, sizeof *s);
     struct kvr_router_config c;
     options = (struct serve_options){.select_only = true, .engine_metrics_interval = 1};
     kvr_router_config_init(&c);
@@ -80,7 +85,7 @@ static struct serve *fleet(void)
     return s;
 }
 
-static void end(struct serve *s)
+static void end(struct workers *s)
 {
     roster_destroy(s);
     for (struct worker *w; (w = s->workers);) {
@@ -93,26 +98,28 @@ static void end(struct serve *s)
     free(s);
 }
 
-static void write_loads(struct serve *s, struct kvr_buf *b)
+static void write_loads(struct workers *s, struct kvr_buf *b)
 {
-    admin_loads_write(s, b, NULL, NULL);
+    struct admin a = {.o = s->o, .workers = s};
+    admin_loads_write(&a, b, NULL, NULL);
 }
 
-static void write_workers(struct serve *s, struct kvr_buf *b)
+static void write_workers(struct workers *s, struct kvr_buf *b)
 {
-    admin_workers_write(s, b, NULL, NULL);
+    struct admin a = {.o = s->o, .workers = s};
+    admin_workers_write(&a, b, NULL, NULL);
 }
 
-static void write_labels(struct serve *s, struct kvr_buf *b)
+static void write_labels(struct workers *s, struct kvr_buf *b)
 {
     struct kvr_prom_page page = {.out = b};
     labels_metrics(s, &page);
 }
 
 /* `of`: the lock that is given back for each worker. */
-static void looks_at_one(void (*write)(struct serve *s, struct kvr_buf *b), bool labels)
+static void looks_at_one(void (*write)(struct workers *s, struct kvr_buf *b), bool labels)
 {
-    struct serve *s = fleet();
+    struct workers *s = fleet();
     struct kvr_buf b = {0};
     roster_let_go(roster_hold(s, "")); /* made before */
     memset(&seen, 0, sizeof seen);
@@ -151,7 +158,7 @@ static void test_counters_of_a_large_fleet_hold_up_no_request(void **state)
 static void test_a_tick_with_nothing_to_do_takes_no_lock_for_a_large_fleet(void **state)
 {
     (void)state;
-    struct serve *s = fleet();
+    struct workers *s = fleet();
     memset(&seen, 0, sizeof seen);
     survey_tick(s);
     assert_int_equal(seen.holds, 0);

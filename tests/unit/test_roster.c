@@ -7,18 +7,22 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "app/serve/state.h"
+#include "app/serve/workers/role.h"
+#include "app/serve/workers/room.h"
+#include "app/serve/workers/roster.h"
 
 static struct serve_options options;
+static struct process process;
 enum { PARTITIONS = 4 }; /* of these the last is of workers that prefill */
 static struct partition partitions[PARTITIONS];
 static char m1[] = "m1";
 static struct kvr_rng rng = {1};
 
-static struct serve *new_serve(void)
+static struct workers *new_workers(void)
 {
-    struct serve *s = calloc(1, sizeof *s);
+    struct workers *s = calloc(1, sizeof *s);
     s->o = &options;
+    s->process = &process;
     kvr_lock_init(&s->lock, KVR_LOCK_SERVE);
     kvr_lock_init(&s->roster_lock, KVR_LOCK_ROSTER);
     for (int i = 0; i < PARTITIONS; i++)
@@ -28,7 +32,7 @@ static struct serve *new_serve(void)
     return s;
 }
 
-static struct worker *add(struct serve *s, uint64_t id)
+static struct worker *add(struct workers *s, uint64_t id)
 {
     struct worker *w = calloc(1, sizeof *w), **at = &s->workers;
     w->id = id;
@@ -47,7 +51,7 @@ static struct worker *add(struct serve *s, uint64_t id)
     return w;
 }
 
-static void take_away(struct serve *s, struct worker *w)
+static void take_away(struct workers *s, struct worker *w)
 {
     struct worker **at = &s->workers;
     while (*at != w) at = &(*at)->next;
@@ -60,7 +64,7 @@ static void take_away(struct serve *s, struct worker *w)
     worker_let_go(w);
 }
 
-static void end(struct serve *s)
+static void end(struct workers *s)
 {
     roster_destroy(s);
     while (s->workers) take_away(s, s->workers);
@@ -94,7 +98,7 @@ static bool does(const struct worker *w, enum job job, enum kvr_kv_protocol p)
 }
 
 /* The partition that most of its servers that do the job are in, and these. */
-static void check_choice(struct serve *s, const char *model, const struct roster_choice *c, enum job job, enum kvr_kv_protocol protocol)
+static void check_choice(struct workers *s, const char *model, const struct roster_choice *c, enum job job, enum kvr_kv_protocol protocol)
 {
     const char *asked = *model ? model : NULL;
     struct partition *best = NULL;
@@ -122,7 +126,7 @@ static void check_choice(struct serve *s, const char *model, const struct roster
     if (best) assert_int_equal(c->all, all);
 }
 
-static void check_choices(struct serve *s, const char *model, const struct roster_row *row)
+static void check_choices(struct workers *s, const char *model, const struct roster_row *row)
 {
     check_choice(s, model, &row->main, ANSWERS, 0);
     check_choice(s, model, &row->whole, TAKES_WHOLE, 0);
@@ -132,7 +136,7 @@ static void check_choices(struct serve *s, const char *model, const struct roste
     }
 }
 
-static void check(struct serve *s, const char *model)
+static void check(struct workers *s, const char *model)
 {
     const char *asked = *model ? model : NULL;
     size_t n = 0;
@@ -162,7 +166,7 @@ static void check(struct serve *s, const char *model)
     roster_let_go(row);
 }
 
-static void check_names(struct serve *s)
+static void check_names(struct workers *s)
 {
     static const char *const names[] = {"", "m0", "m1", "m2", "m3", "m4", "adapter-0", "adapter-2", "nobody's"};
     for (size_t i = 0; i < KVR_ARRAY_LEN(names); i++) check(s, names[i]);
@@ -174,7 +178,7 @@ static void any_table_gives_what_a_look_at_every_worker_gives(void **state)
     for (unsigned seed = 1; seed <= 400; seed++) {
         rng.state = seed;
         options.model = kvr_rng_below(&rng, 3) ? NULL : m1;
-        struct serve *s = new_serve();
+        struct workers *s = new_workers();
         check_names(s);
         for (unsigned i = 0, n = kvr_rng_below(&rng, 12); i < n; i++) {
             struct worker *w = add(s, kvr_rng_next(&rng));
@@ -196,7 +200,7 @@ static void more_models_than_there_is_room_for_are_counted_and_served(void **sta
     (void)state;
     char name[32];
     options.model = NULL;
-    struct serve *s = new_serve();
+    struct workers *s = new_workers();
     for (unsigned i = 0; i < 20; i++) list_models(add(s, i + 1), 256, "many-", 256 * i);
     check(s, "many-0");
     assert_int_equal(roster_models_left_out(s), 20 * 256 - (ROSTER_ROWS_MAX - 2));
@@ -212,7 +216,7 @@ static void a_worker_lives_as_long_as_a_row_that_has_it(void **state)
 {
     (void)state;
     options.model = m1;
-    struct serve *s = new_serve();
+    struct workers *s = new_workers();
     struct worker *w = add(s, 7);
     const struct roster_row *row = roster_hold(s, "m1");
     take_away(s, w);

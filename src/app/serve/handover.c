@@ -4,7 +4,10 @@
 #include "app/serve/handover.h"
 
 #include "app/serve/data/ready.h"
-#include "app/serve/state.h"
+#include "app/serve/admin/admin.h"
+#include "app/serve/common/clock.h"
+#include "app/serve/common/process.h"
+#include "app/serve/data/data_plane.h"
 #include "base/log.h"
 
 #include <errno.h>
@@ -14,9 +17,9 @@
 
 enum { PATIENCE_MS = 60000 };
 
-static const char *name(const struct serve *s)
+static const char *name(const struct handover *h)
 {
-    return s->o->select_only ? "kvroute select" : "kvroute serve";
+    return h->process->o->select_only ? "kvroute select" : "kvroute serve";
 }
 
 /* ---- taking ------------------------------------------------------------------------------------------- */
@@ -29,37 +32,35 @@ static bool is_at(int fd, uint64_t port)
     return port == 0 || (getsockname(fd, (struct sockaddr *)&a, &len) == 0 && ntohs(a.sin_port) == port);
 }
 
-static int refuse(struct serve *s, char *err, size_t cap, const char *why)
+static int refuse(struct handover *h, char *err, size_t cap, const char *why)
 {
-    struct handover *h = &s->handover;
-    snprintf(err, cap, "--handover: '%s': %s", s->o->handover, why);
+    snprintf(err, cap, "--handover: '%s': %s", h->process->o->handover, why);
     for (int i = 0; i < h->sockets_n; i++) close(h->sockets[i]);
     close(h->link);
     h->sockets_n = 0;
     return -1;
 }
 
-int handover_begin(struct serve *s, char *err, size_t cap)
+int handover_begin(struct handover *h, char *err, size_t cap)
 {
-    struct handover *h = &s->handover;
     char why[160];
-    if (!s->o->handover) return 0;
-    h->sockets_n = kvr_handover_ask(s->o->handover, h->sockets, &h->link);
+    if (!h->process->o->handover) return 0;
+    h->sockets_n = kvr_handover_ask(h->process->o->handover, h->sockets, &h->link);
     if (h->sockets_n < 0) {
-        snprintf(err, cap, "--handover: '%s': %s; allowed: a path that this user may write to", s->o->handover, uv_strerror(h->sockets_n));
+        snprintf(err, cap, "--handover: '%s': %s; allowed: a path that this user may write to", h->process->o->handover, uv_strerror(h->sockets_n));
         h->sockets_n = 0;
         return -1;
     }
     if (h->sockets_n == 0) return 0;
     size_t loops = (size_t)h->sockets_n - 1;
-    if (loops > s->o->threads || (loops > 0) == s->o->select_only) {
+    if (loops > h->process->o->threads || (loops > 0) == h->process->o->select_only) {
         snprintf(why, sizeof why, "the process there has %zu data loops; allowed: --threads of at least as many, and the same program",
                  loops);
-        return refuse(s, err, cap, why);
+        return refuse(h, err, cap, why);
     }
     for (int i = 0; i < h->sockets_n; i++)
-        if (!is_at(h->sockets[i], i ? s->o->port : s->o->admin_port))
-            return refuse(s, err, cap, "the process there listens on other ports; allowed: the same --port and --admin-port");
+        if (!is_at(h->sockets[i], i ? h->process->o->port : h->process->o->admin_port))
+            return refuse(h, err, cap, "the process there listens on other ports; allowed: the same --port and --admin-port");
     h->waits = true;
     return 0;
 }
@@ -71,39 +72,35 @@ static bool is_alone(const struct handover *h)
     return recv(h->link, &byte, 1, MSG_DONTWAIT | MSG_PEEK) == 0;
 }
 
-static void take_over(struct serve *s)
+static void take_over(struct handover *h)
 {
-    struct handover *h = &s->handover;
     h->waits = false;
-    atomic_store(&h->go, true);
-    kvr_http_server_go(s->admin);
-    for (size_t i = 0; i < s->loops_n; i++) uv_async_send(&s->loops[i]->wake);
+    admin_take_connections(h->admin);
+    data_plane_take_connections(h->data);
     h->takes = true;
 }
 
 /* All loops take connections: now the other may stop. */
-static void taken_over(struct serve *s)
+static void taken_over(struct handover *h)
 {
-    struct handover *h = &s->handover;
-    if (atomic_load(&h->gone) < s->loops_n) return;
+    if (!data_plane_takes_connections(h->data)) return;
     h->takes = false;
-    if (kvr_handover_take(h->link)) kvr_log_warning("%s: --handover: the process before has ended by itself", name(s));
-    else kvr_log("%s: --handover: the ports are taken over", name(s));
-    if (handover_start(s)) kvr_log_error("%s: --handover: the next process will not find the ports", name(s));
+    if (kvr_handover_take(h->link)) kvr_log_warning("%s: --handover: the process before has ended by itself", name(h));
+    else kvr_log("%s: --handover: the ports are taken over", name(h));
+    if (handover_start(h)) kvr_log_error("%s: --handover: the next process will not find the ports", name(h));
 }
 
-void handover_tick(struct serve *s)
+void handover_tick(struct handover *h)
 {
-    struct handover *h = &s->handover;
     const char *why = "";
-    if (h->takes) taken_over(s);
+    if (h->takes) taken_over(h);
     if (!h->waits) return;
-    if (serve_ready(s, &why) || is_alone(h)) {
-        take_over(s);
-    } else if (now_ms() - s->started_ms > PATIENCE_MS) {
-        kvr_log_error("%s: --handover: given up, the process before goes on: %s", name(s), why);
+    if (serve_ready(h->data, &why) || is_alone(h)) {
+        take_over(h);
+    } else if (now_ms() - h->process->started_ms > PATIENCE_MS) {
+        kvr_log_error("%s: --handover: given up, the process before goes on: %s", name(h), why);
         h->failed = true;
-        uv_stop(&s->main_loop);
+        uv_stop(&h->process->main_loop);
     }
 }
 
@@ -111,11 +108,9 @@ void handover_tick(struct serve *s)
 
 static size_t sockets(void *ctx, int *fds)
 {
-    struct serve *s = ctx;
-    size_t n = 0;
-    fds[n++] = kvr_http_server_listener(s->admin);
-    for (size_t i = 0; i < s->loops_n && n < KVR_HANDOVER_FDS_MAX; i++) fds[n++] = kvr_http_server_listener(s->loops[i]->server);
-    return n;
+    struct handover *h = ctx;
+    fds[0] = admin_listener(h->admin);
+    return 1 + data_plane_listeners(h->data, fds + 1, KVR_HANDOVER_FDS_MAX - 1);
 }
 
 static void on_asked(void *ctx)
@@ -130,24 +125,24 @@ static void on_denied(void *ctx)
 
 static void on_taken(void *ctx)
 {
-    struct serve *s = ctx;
-    atomic_store(&s->handover.given, true);
-    kvr_http_server_deaf(s->admin, true);
-    kvr_ending_begin(&s->ending, "the ports are handed over", true);
+    struct handover *h = ctx;
+    data_plane_take_none(h->data);
+    admin_take_none(h->admin);
+    h->given(h->ctx);
 }
 
-int handover_start(struct serve *s)
+int handover_start(struct handover *h)
 {
-    struct kvr_handover_config c = {&s->main_loop, s->o->handover, sockets, on_asked, on_denied, on_taken, s};
-    if (!s->o->handover || s->handover.waits) return 0;
-    int rc = kvr_handover_offer(&c, &s->handover.offer);
+    struct kvr_handover_config c = {&h->process->main_loop, h->process->o->handover, sockets, on_asked, on_denied, on_taken, h};
+    if (!h->process->o->handover || h->waits) return 0;
+    int rc = kvr_handover_offer(&c, &h->offer);
     if (rc)
-        kvr_log_error("%s: --handover: '%s': %s; allowed: a path that this user may write to", name(s), s->o->handover, uv_strerror(rc));
+        kvr_log_error("%s: --handover: '%s': %s; allowed: a path that this user may write to", name(h), h->process->o->handover, uv_strerror(rc));
     return rc;
 }
 
-void handover_stop(struct serve *s)
+void handover_stop(struct handover *h)
 {
-    kvr_handover_close(s->handover.offer);
-    s->handover.offer = NULL;
+    kvr_handover_close(h->offer);
+    h->offer = NULL;
 }

@@ -12,13 +12,18 @@
  *
  * Threads: the main loop's.
  */
-#include "app/serve/admin/admin.h"
+#include "app/serve/admin/room.h"
 
 #include <string.h>
 
 #include "base/log.h"
+#include "app/serve/common/clock.h"
+#include "app/serve/workers/health.h"
+#include "app/serve/workers/worker_key.h"
+#include "base/lock.h"
+#include "app/serve/workers/workers.h"
 
-enum { ADAPTER_JOBS_MAX = 4, ADAPTER_CALLS_MAX = 32, ADAPTER_SAID_MAX = 1024, ADAPTER_PATH_MAX = 4096, TICK_MS = 100 };
+enum { ADAPTER_JOBS_MAX = 4, ADAPTER_CALLS_MAX = 32, ADAPTER_SAID_MAX = 1024, ADAPTER_PATH_MAX = 4096 };
 
 struct adapter_call {
     struct adapter_job *job;
@@ -34,7 +39,7 @@ struct adapter_call {
 
 struct adapter_job {
     struct adapter_job *next;
-    struct serve *serve;
+    struct admin *admin;
     struct kvr_http_conn *conn; /* NULL: nobody waits */
     uv_timer_t timer;
     bool loads, in_place, pinned;
@@ -106,7 +111,7 @@ static void on_job_closed(uv_handle_t *h)
 
 static void unlist(struct adapter_job *j)
 {
-    struct adapter_job **at = &j->serve->adapter_jobs;
+    struct adapter_job **at = &j->admin->adapter_jobs;
     while (*at != j) at = &(*at)->next;
     *at = j->next;
     uv_close((uv_handle_t *)&j->timer, on_job_closed);
@@ -124,7 +129,7 @@ static void on_models(void *ctx)
 static void ask_models(struct adapter_job *j, size_t first)
 {
     for (size_t i = first; i < j->n; i++)
-        if (j->calls[i].same == first && health_ask_models(j->serve, j->calls[i].worker_id, on_models, j)) j->models_asked++;
+        if (j->calls[i].same == first && health_ask_models(j->admin->workers, j->calls[i].worker_id, on_models, j)) j->models_asked++;
 }
 
 static void call_over(struct adapter_call *c, const char *why)
@@ -199,10 +204,10 @@ static const char *start(struct adapter_call *c, const struct worker *w)
                                           .head = head.data,
                                           .head_len = head.len,
                                           .body = body,
-                                          .connect_timeout_s = j->serve->o->connect_timeout,
+                                          .connect_timeout_s = j->admin->o->connect_timeout,
                                           .handler = &handler,
                                           .ctx = c};
-    c->call = body && !head.failed ? kvr_http_call_start(j->serve->health_client, &config) : NULL;
+    c->call = body && !head.failed ? kvr_http_call_start(j->admin->process->client, &config) : NULL;
     kvr_buf_free(&text);
     kvr_buf_free(&head);
     kvr_body_unref(body);
@@ -210,11 +215,11 @@ static const char *start(struct adapter_call *c, const struct worker *w)
 }
 
 /* NULL: it was removed. Only this loop removes workers, and changes what they have. */
-static const struct worker *worker_of(struct serve *s, uint64_t id)
+static const struct worker *worker_of(struct admin *s, uint64_t id)
 {
-    kvr_lock(&s->lock);
-    const struct worker *w = worker_find_locked(s, id);
-    kvr_unlock(&s->lock);
+    workers_lock(s->workers);
+    const struct worker *w = worker_find_locked(s->workers, id);
+    workers_unlock(s->workers);
     return w;
 }
 
@@ -224,7 +229,7 @@ static void go_on(struct adapter_job *j)
     while (j->begun < j->n && j->under_way < ADAPTER_CALLS_MAX) {
         struct adapter_call *c = &j->calls[j->begun++];
         if (c->same != j->begun - 1) continue;
-        const struct worker *w = worker_of(j->serve, c->worker_id);
+        const struct worker *w = worker_of(j->admin, c->worker_id);
         const char *why = w ? start(c, w) : "the worker was removed";
         c->begun_ms = now_ms();
         if (why) snprintf(c->error, sizeof c->error, "%s", why);
@@ -251,7 +256,7 @@ static void on_tick(uv_timer_t *t)
 /* ---- the beginning ----------------------------------------------------------------------------------- */
 
 /* One whose models nobody knows yet is not taken for one of this model. */
-static bool serves(const struct serve *s, const struct worker *w, const char *model)
+static bool serves(const struct admin *s, const struct worker *w, const char *model)
 {
     const char *named = w->model[0] ? w->model : s->o->model;
     for (size_t i = 0; i < w->models_n; i++)
@@ -267,11 +272,11 @@ static bool is_same_address(const struct worker *a, const struct worker *b)
 /* Returns: false without memory. */
 static bool list_workers(struct adapter_job *j)
 {
-    struct serve *s = j->serve;
-    const struct worker **of = calloc(s->workers_n + 1, sizeof *of);
-    j->calls = calloc(s->workers_n + 1, sizeof *j->calls);
+    struct admin *s = j->admin;
+    const struct worker **of = calloc(workers_count(s->workers) + 1, sizeof *of);
+    j->calls = calloc(workers_count(s->workers) + 1, sizeof *j->calls);
     bool ok = j->calls && of;
-    for (const struct worker *w = s->workers; ok && w; w = w->next) {
+    for (const struct worker *w = workers_first(s->workers); ok && w; w = w->next) {
         if (!serves(s, w, j->model)) continue;
         size_t same = 0;
         while (same < j->n && !is_same_address(of[same], w)) same++;
@@ -308,7 +313,7 @@ static bool prepare(struct adapter_job *j, struct kvr_http_conn *c, struct kvr_j
     return false;
 }
 
-static void begin(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, bool loads)
+static void begin(struct admin *s, struct kvr_http_conn *c, struct kvr_json o, bool loads)
 {
     size_t jobs = 0;
     for (const struct adapter_job *j = s->adapter_jobs; j; j = j->next) jobs++;
@@ -321,7 +326,7 @@ static void begin(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, b
         admin_error(c, 503, jobs < ADAPTER_JOBS_MAX ? "out of memory" : "adapters are being loaded or unloaded; try again later");
         return;
     }
-    j->serve = s;
+    j->admin = s;
     j->loads = loads;
     if (!prepare(j, c, o)) {
         free(j->calls);
@@ -332,23 +337,23 @@ static void begin(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, b
     kvr_http_conn_set_user(c, j); /* or nobody says that it has gone */
     j->next = s->adapter_jobs;
     s->adapter_jobs = j;
-    uv_timer_init(&s->main_loop, &j->timer);
+    uv_timer_init(&s->process->main_loop, &j->timer);
     j->timer.data = j;
     uv_timer_start(&j->timer, on_tick, TICK_MS, TICK_MS);
     go_on(j);
 }
 
-void adapters_load(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+void adapters_load(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
 {
     begin(s, c, o, true);
 }
 
-void adapters_unload(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+void adapters_unload(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
 {
     begin(s, c, o, false);
 }
 
-bool adapters_gone(struct serve *s, const struct kvr_http_conn *c)
+bool adapters_gone(struct admin *s, const struct kvr_http_conn *c)
 {
     struct adapter_job *j = s->adapter_jobs;
     while (j && j->conn != c) j = j->next;
@@ -356,7 +361,7 @@ bool adapters_gone(struct serve *s, const struct kvr_http_conn *c)
     return j != NULL;
 }
 
-void adapters_stop(struct serve *s)
+void adapters_stop(struct admin *s)
 {
     for (struct adapter_job *j = s->adapter_jobs, *next; j; j = next) {
         next = j->next;

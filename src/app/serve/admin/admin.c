@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Admin port: routes, status, the page. Errors are {"error": text}. */
-#include "app/serve/admin/admin.h"
+#include "app/serve/admin/room.h"
 #include "app/serve/common/fields.h"
 #include "app/serve/admin/reload.h"
 #include "app/serve/tokenizers/tokenizers.h"
@@ -12,6 +12,19 @@
 #include "wire/index_question.h"
 #include "wire/index_service.h"
 #include "wire/prompt_question.h"
+#include "app/serve/common/clock.h"
+#include "app/serve/config/config.h"
+#include "app/serve/config/keyring.h"
+#include "app/serve/data/data_plane.h"
+#include "app/serve/data/quality.h"
+#include "app/serve/data/ready.h"
+#include "app/serve/peers/remote.h"
+#include "app/serve/peers/served.h"
+#include "app/serve/workers/worker.h"
+#include "net/http/access.h"
+#include "net/http/json_body.h"
+#include "app/serve/workers/workers.h"
+#include "app/serve/peers/replicas.h"
 
 extern const char admin_page[]; /* page.c */
 
@@ -25,40 +38,34 @@ static void admin_refuse(struct kvr_http_conn *c, const struct kvr_access_refusa
     kvr_buf_free(&b);
 }
 
-static void status_write(struct serve *s, struct kvr_buf *b)
+static void status_write(struct admin *s, struct kvr_buf *b)
 {
     static const char *const modes[] = {"kv", "round-robin", "random", "least-loaded", "direct"};
-    struct metrics *m = &s->metrics;
     kvr_json_open(b, '{');
     kvr_json_put_str(b, "version", kvr_version());
-    kvr_json_put_str(b, "mode", modes[atomic_load(&s->mode)]);
+    kvr_json_put_str(b, "mode", modes[workers_mode(s->workers)]);
     kvr_json_key(b, "overlap_score_credit");
     kvr_json_double(b, s->o->overlap_credit);
     kvr_json_key(b, "prefill_load_scale");
     kvr_json_double(b, s->o->prefill_load_scale);
-    kvr_json_put_u64(b, "uptime_ms", now_ms() - s->started_ms);
-    if (s->admin_remotes_n) { /* the index is elsewhere */
+    kvr_json_put_u64(b, "uptime_ms", now_ms() - s->process->started_ms);
+    if (s->remotes_n) { /* the index is elsewhere */
         kvr_json_put_str(b, "remote_index", s->o->use_remote_indexer);
         kvr_json_put_str(b, "remote_index_error", remote_why(s));
     }
-    kvr_json_put_u64(b, "requests", atomic_load(&m->requests_total));
-    kvr_json_put_u64(b, "retries", atomic_load(&m->retries_total));
-    kvr_json_put_u64(b, "errors", atomic_load(&m->errors_total));
-    kvr_json_put_u64(b, "prompt_tokens", atomic_load(&m->prompt_tokens_total));
-    kvr_json_put_u64(b, "predicted_cached_tokens", atomic_load(&m->predicted_cached_tokens_total));
-    kvr_json_put_u64(b, "actual_cached_tokens", atomic_load(&m->actual_cached_tokens_total));
+    data_plane_totals_write(s->data, b);
     kvr_json_key(b, "workers");
     admin_workers_write(s, b, NULL, NULL);
     kvr_json_key(b, "loads");
     admin_loads_write(s, b, NULL, NULL);
     kvr_json_key(b, "last_minute");
-    quality_write(s, b);
+    quality_write(s->data, b);
     kvr_json_key(b, "decisions");
-    decisions_write(s->decisions, b, 50);
+    data_plane_decisions_write(s->data, b, 50);
     kvr_json_close(b, '}');
 }
 
-static void set_mode(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+static void set_mode(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
 {
     static const char *const modes[] = {"kv", "round-robin", "random", "least-loaded", "direct"};
     const char *v;
@@ -66,21 +73,21 @@ static void set_mode(struct serve *s, struct kvr_http_conn *c, struct kvr_json o
     bool ok = kvr_json_as_str(kvr_json_get(o, "router_mode"), &v, &len);
     for (int i = 0; ok && i < 5; i++) {
         if (strlen(modes[i]) != len || memcmp(modes[i], v, len)) continue;
-        atomic_store(&s->mode, i);
-        kvr_lock(&s->lock);
-        for (struct partition *p = s->partitions; p; p = p->next) kvr_router_set_mode(p->router, (enum kvr_router_mode)i);
-        kvr_unlock(&s->lock);
+        workers_set_mode(s->workers, i);
+        workers_lock(s->workers);
+        for (struct partition *p = partitions_first(s->workers); p; p = p->next) kvr_router_set_mode(p->router, (enum kvr_router_mode)i);
+        workers_unlock(s->workers);
         admin_ok(c, 200);
         return;
     }
     admin_error(c, 400, "router_mode must be one of kv, round-robin, random, least-loaded, direct");
 }
 
-static void validate(struct serve *s, struct kvr_http_conn *c)
+static void validate(struct admin *s, struct kvr_http_conn *c)
 {
     const char *why = "ok";
     bool ok = true;
-    for (const struct partition *p = s->partitions; p && ok; p = p->next)
+    for (const struct partition *p = partitions_first(s->workers); p && ok; p = p->next)
         ok = (!p->index || kvr_index_validate(p->index, &why)) && kvr_router_validate(p->router, &why);
     if (ok) admin_ok(c, 200);
     else admin_error(c, 500, why);
@@ -88,28 +95,28 @@ static void validate(struct serve *s, struct kvr_http_conn *c)
 
 /* ---- GET --------------------------------------------------------------------------------------------- */
 
-static void get_page(struct serve *s, struct kvr_http_conn *c)
+static void get_page(struct admin *s, struct kvr_http_conn *c)
 {
     (void)s;
     kvr_http_reply(c, 200, "text/html; charset=utf-8", NULL, admin_page, strlen(admin_page));
 }
 
-static void get_health(struct serve *s, struct kvr_http_conn *c)
+static void get_health(struct admin *s, struct kvr_http_conn *c)
 {
-    if (serve_is_ending(s)) admin_error(c, 503, "shutting down");
+    if (process_is_ending(s->process)) admin_error(c, 503, "shutting down");
     else admin_ok(c, 200);
 }
 
-static void get_ready(struct serve *s, struct kvr_http_conn *c)
+static void get_ready(struct admin *s, struct kvr_http_conn *c)
 {
     const char *why;
     struct kvr_buf b = {0};
     size_t schedulable = 0, workers = 0;
-    if (serve_ready(s, &why)) {
+    if (serve_ready(s->data, &why)) {
         admin_ok(c, 200);
         return;
     }
-    for (const struct worker *w = s->workers; w; w = w->next, workers++) schedulable += worker_is_schedulable(w, now_ms());
+    for (const struct worker *w = workers_first(s->workers); w; w = w->next, workers++) schedulable += worker_is_schedulable(w, now_ms());
     kvr_json_open(&b, '{');
     kvr_json_put_str(&b, "error", why);
     kvr_json_put_u64(&b, "workers", workers);
@@ -118,7 +125,7 @@ static void get_ready(struct serve *s, struct kvr_http_conn *c)
     admin_reply(c, 503, &b);
 }
 
-static void get_metrics(struct serve *s, struct kvr_http_conn *c)
+static void get_metrics(struct admin *s, struct kvr_http_conn *c)
 {
     struct kvr_buf b = {0};
     metrics_write(s, &b);
@@ -138,7 +145,7 @@ static void read_filter(struct kvr_http_conn *c, struct filter *f)
     f->by_group = kvr_query_parameter(q, "routing_group", f->group, sizeof f->group) ? f->group : NULL;
 }
 
-static void get_workers(struct serve *s, struct kvr_http_conn *c)
+static void get_workers(struct admin *s, struct kvr_http_conn *c)
 {
     struct filter f;
     struct kvr_buf b = {0};
@@ -147,7 +154,7 @@ static void get_workers(struct serve *s, struct kvr_http_conn *c)
     admin_reply(c, 200, &b);
 }
 
-static void get_loads(struct serve *s, struct kvr_http_conn *c)
+static void get_loads(struct admin *s, struct kvr_http_conn *c)
 {
     struct filter f;
     struct kvr_buf b = {0};
@@ -156,7 +163,7 @@ static void get_loads(struct serve *s, struct kvr_http_conn *c)
     admin_reply(c, 200, &b);
 }
 
-static void get_dump(struct serve *s, struct kvr_http_conn *c)
+static void get_dump(struct admin *s, struct kvr_http_conn *c)
 {
     struct kvr_buf b = {0};
     if (s->o->overlap_credit <= 0) { /* not 200 and empty: nothing is known of what the workers hold */
@@ -167,27 +174,27 @@ static void get_dump(struct serve *s, struct kvr_http_conn *c)
     admin_reply(c, 200, &b);
 }
 
-static void get_status(struct serve *s, struct kvr_http_conn *c)
+static void get_status(struct admin *s, struct kvr_http_conn *c)
 {
     struct kvr_buf b = {0};
     status_write(s, &b);
     admin_reply(c, 200, &b);
 }
 
-static void get_tokenizers(struct serve *s, struct kvr_http_conn *c)
+static void get_tokenizers(struct admin *s, struct kvr_http_conn *c)
 {
     struct kvr_buf b = {0};
-    tokenizers_write(s, &b);
+    tokenizers_write(s->tokenizers, &b);
     admin_reply(c, 200, &b);
 }
 
-static void get_decisions(struct serve *s, struct kvr_http_conn *c)
+static void get_decisions(struct admin *s, struct kvr_http_conn *c)
 {
     char id[ID_MAX];
     struct kvr_buf b = {0};
     bool one = kvr_query_parameter(kvr_http_conn_request(c)->query, "id", id, sizeof id), found = true;
-    if (one) found = decisions_write_one(s->decisions, &b, id, strlen(id));
-    else decisions_write(s->decisions, &b, 1000);
+    if (one) found = data_plane_decision_write(s->data, &b, id, strlen(id));
+    else data_plane_decisions_write(s->data, &b, 1000);
     if (found) {
         admin_reply(c, 200, &b);
         return;
@@ -203,14 +210,14 @@ static void put_threshold(struct kvr_buf *b, const char *key, double v)
     else kvr_json_double(b, v);
 }
 
-static void get_busy(struct serve *s, struct kvr_http_conn *c)
+static void get_busy(struct admin *s, struct kvr_http_conn *c)
 {
     struct kvr_buf b = {0};
     struct kvr_busy_thresholds t;
     kvr_json_open(&b, '{');
     kvr_json_key(&b, "thresholds");
     kvr_json_open(&b, '[');
-    for (const struct partition *p = s->partitions; p; p = p->next) {
+    for (const struct partition *p = partitions_first(s->workers); p; p = p->next) {
         kvr_router_busy(p->router, &t);
         kvr_json_open(&b, '{');
         kvr_json_put_str(&b, "model", p->model[0] ? p->model : "default");
@@ -228,7 +235,7 @@ static void get_busy(struct serve *s, struct kvr_http_conn *c)
 /* ---- POST -------------------------------------------------------------------------------------------- */
 
 /* Only given fields change; none can be cleared. */
-static void set_busy(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+static void set_busy(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
 {
     struct kvr_busy_thresholds t = {-1, -1, -1};
     char model[MODEL_MAX] = "";
@@ -241,7 +248,7 @@ static void set_busy(struct serve *s, struct kvr_http_conn *c, struct kvr_json o
         admin_bad_field(c, bad);
         return;
     }
-    for (struct partition *p = s->partitions; p; p = p->next) {
+    for (struct partition *p = partitions_first(s->workers); p; p = p->next) {
         if (model[0] && strcmp(model, p->model[0] ? p->model : "default")) continue;
         kvr_router_set_busy(p->router, &t);
         found++;
@@ -250,22 +257,22 @@ static void set_busy(struct serve *s, struct kvr_http_conn *c, struct kvr_json o
     else admin_error(c, 404, "unknown model");
 }
 
-static void post_query(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+static void post_query(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
 {
     admin_query(s, c, o, false);
 }
 
-static void post_query_by_hash(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+static void post_query_by_hash(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
 {
     admin_query(s, c, o, true);
 }
 
-static void post_select(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+static void post_select(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
 {
     selection_select(s, c, o, false);
 }
 
-static void post_select_and_reserve(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+static void post_select_and_reserve(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
 {
     selection_select(s, c, o, true);
 }
@@ -279,25 +286,25 @@ static void put_peer(void *ctx, const char *endpoint, bool live)
     kvr_json_str(b, endpoint, strlen(endpoint));
 }
 
-static bool has_sync(const struct serve *s, struct kvr_http_conn *c)
+static bool has_sync(const struct admin *s, struct kvr_http_conn *c)
 {
-    if (s->sync) return true;
+    if (replicas_run(s->peers)) return true;
     admin_error(c, 400, "replica sync is off; start with --replica-sync-port");
     return false;
 }
 
-static void get_peers(struct serve *s, struct kvr_http_conn *c)
+static void get_peers(struct admin *s, struct kvr_http_conn *c)
 {
     struct kvr_buf b = {0};
     kvr_json_open(&b, '[');
-    if (s->sync) kvr_sync_each_peer(s->sync, put_peer, &b);
+    replicas_each_router(s->peers, put_peer, &b);
     kvr_json_close(&b, ']');
     admin_reply(c, 200, &b);
 }
 
 #define PEER_REFUSAL "field 'endpoint' is missing or wrong, or there are too many; allowed: tcp://host:port of another router"
 
-static void change_peer(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, bool add)
+static void change_peer(struct admin *s, struct kvr_http_conn *c, struct kvr_json o, bool add)
 {
     char endpoint[256] = "";
     const char *bad = NULL;
@@ -306,75 +313,75 @@ static void change_peer(struct serve *s, struct kvr_http_conn *c, struct kvr_jso
         admin_error(c, 400, PEER_REFUSAL);
         return;
     }
-    int rc = add ? kvr_sync_add_peer(s->sync, endpoint) : kvr_sync_remove_peer(s->sync, endpoint);
+    int rc = add ? replicas_add_router(s->peers, endpoint) : replicas_remove_router(s->peers, endpoint);
     if (rc == -KVR_EINVAL || rc == -KVR_ELIMIT) admin_error(c, 400, PEER_REFUSAL);
     else if (rc == -KVR_ENOTFOUND) admin_error(c, 404, "peer not found");
     else if (rc == -KVR_ENOMEM) admin_error(c, 503, "out of memory");
     else admin_ok(c, add ? 201 : 200); /* one that is known is no error */
 }
 
-static void post_register_peer(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+static void post_register_peer(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
 {
     change_peer(s, c, o, true);
 }
 
-static void post_deregister_peer(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+static void post_deregister_peer(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
 {
     change_peer(s, c, o, false);
 }
 
 /* ---- the index, for others ------------------------------------------------------------------------------ */
 
-static bool serves_index(const struct serve *s, struct kvr_http_conn *c)
+static bool serves_index(const struct admin *s, struct kvr_http_conn *c)
 {
-    if (!s->served) admin_error(c, 404, "this router does not serve its index (--serve-indexer)");
-    return s->served != NULL;
+    if (!served_is_on(s->peers)) admin_error(c, 404, "this router does not serve its index (--serve-indexer)");
+    return served_is_on(s->peers);
 }
 
-static void post_index_query(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+static void post_index_query(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
 {
-    if (serves_index(s, c)) served_post_query(s, c, o);
+    if (serves_index(s, c)) served_post_query(s->peers, c, o);
 }
 
-static void post_index_record(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+static void post_index_record(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
 {
-    if (serves_index(s, c)) served_post_record(s, c, o);
+    if (serves_index(s, c)) served_post_record(s->peers, c, o);
 }
 
-static void get_index_info(struct serve *s, struct kvr_http_conn *c)
+static void get_index_info(struct admin *s, struct kvr_http_conn *c)
 {
-    if (serves_index(s, c)) served_get_info(s, c);
+    if (serves_index(s, c)) served_get_info(s->peers, c);
 }
 
-static void post_index_info(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+static void post_index_info(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
 {
     (void)o;
     get_index_info(s, c);
 }
 
-static void post_packed(struct serve *s, struct kvr_http_conn *c, struct kvr_text path)
+static void post_packed(struct admin *s, struct kvr_http_conn *c, struct kvr_text path)
 {
     if (!served_takes_packed(path)) admin_error(c, 415, "only /" KVR_SERVICE_QUERY " and /" KVR_SERVICE_RECORD " take " KVR_PACKED_TYPE);
-    else if (serves_index(s, c)) served_post_packed(s, c);
+    else if (serves_index(s, c)) served_post_packed(s->peers, c);
 }
 
 /* ---- keys of the data port --------------------------------------------------------------------------- */
 
-static bool has_keys(const struct serve *s, struct kvr_http_conn *c)
+static bool has_keys(const struct admin *s, struct kvr_http_conn *c)
 {
-    if (!s->keyrings.path) admin_error(c, 404, "the data port asks for no keys (--api-key-file)");
-    return s->keyrings.path != NULL;
+    if (!keyrings_are_used(s->config)) admin_error(c, 404, "the data port asks for no keys (--api-key-file)");
+    return keyrings_are_used(s->config);
 }
 
-static void get_api_keys(struct serve *s, struct kvr_http_conn *c)
+static void get_api_keys(struct admin *s, struct kvr_http_conn *c)
 {
     struct kvr_buf b = {0};
     if (!has_keys(s, c)) return;
-    keyrings_write(s, &b);
+    keyrings_write(s->config, &b);
     admin_reply(c, 200, &b);
 }
 
-static void reload_api_keys(struct serve *s, struct kvr_http_conn *c)
+static void reload_api_keys(struct admin *s, struct kvr_http_conn *c)
 {
     char err[512];
     if (!has_keys(s, c)) return;
@@ -386,8 +393,8 @@ static void reload_api_keys(struct serve *s, struct kvr_http_conn *c)
 
 static const struct {
     const char *path;
-    void (*get)(struct serve *s, struct kvr_http_conn *c);
-    void (*post)(struct serve *s, struct kvr_http_conn *c, struct kvr_json o);
+    void (*get)(struct admin *s, struct kvr_http_conn *c);
+    void (*post)(struct admin *s, struct kvr_http_conn *c, struct kvr_json o);
 } routes[] = {
     {"/", get_page, NULL},
     {"/health", get_health, NULL},
@@ -430,7 +437,7 @@ static const struct {
 
 /* Routes of our own take no member that they do not read. Those that stand in for other services' take what these would, and the answer
  * names what was ignored. A worker's members are looked at where they are read. */
-static bool members_are_known(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, admin_post_fn *fn)
+static bool members_are_known(struct admin *s, struct kvr_http_conn *c, struct kvr_json o, admin_post_fn *fn)
 {
     static const char *const mode[] = {"router_mode", NULL}, *const peer[] = {"endpoint", NULL},
                              *const busy[] = {"model", "active_decode_blocks_threshold", "active_prefill_tokens_threshold",
@@ -456,7 +463,7 @@ static bool members_are_known(struct serve *s, struct kvr_http_conn *c, struct k
 /* Of the answer that is being written. */
 static void put_ignored(struct kvr_http_conn *c, struct kvr_buf *head, void *ctx)
 {
-    const struct serve *s = ctx;
+    const struct admin *s = ctx;
     (void)c;
     if (!s->ignored.n) return;
     kvr_buf_str(head, "x-kvroute-ignored: ");
@@ -468,20 +475,20 @@ static void put_ignored(struct kvr_http_conn *c, struct kvr_buf *head, void *ctx
 }
 
 /* No prompt of more than --max-prompt-tokens, as whatever it is given. Returns: false after having answered. */
-static bool prompt_is_small_enough(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+static bool prompt_is_small_enough(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
 {
     static const char *const keys[] = {"token_ids", "tokens", "block_hashes", "sequence_hashes"};
     char text[160];
     for (size_t i = 0; i < KVR_ARRAY_LEN(keys); i++) {
         if (kvr_json_count(kvr_json_get(o, keys[i])) <= s->o->max_prompt_tokens) continue;
-        atomic_fetch_add_explicit(&s->metrics.prompt_tokens_refused_total, 1, memory_order_relaxed);
+        data_plane_count_long_prompt(s->data);
         snprintf(text, sizeof text, "field '%s' has more than %llu entries, which is --max-prompt-tokens", keys[i],
                  (unsigned long long)s->o->max_prompt_tokens);
         admin_error(c, 413, text);
         return false;
     }
     if (!s->text_ids || s->text_ids->n <= s->o->max_prompt_tokens) return true;
-    atomic_fetch_add_explicit(&s->metrics.prompt_tokens_refused_total, 1, memory_order_relaxed);
+    data_plane_count_long_prompt(s->data);
     snprintf(text, sizeof text, "the prompt has %zu tokens, more than the %llu of --max-prompt-tokens", s->text_ids->n,
              (unsigned long long)s->o->max_prompt_tokens);
     admin_error(c, 413, text);
@@ -502,7 +509,7 @@ static bool needs_index(admin_post_fn *fn, struct kvr_json o)
 }
 
 /* holds: as of admin_ask_first. */
-static void post_object(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, struct kvr_json_parser **holds, admin_post_fn *fn)
+static void post_object(struct admin *s, struct kvr_http_conn *c, struct kvr_json o, struct kvr_json_parser **holds, admin_post_fn *fn)
 {
     if (!members_are_known(s, c, o, fn)) return;
     if (prompt_is_small_enough(s, c, o) && (!needs_index(fn, o) || !admin_ask_first(s, c, o, holds, fn))) fn(s, c, o);
@@ -515,7 +522,7 @@ static bool takes_text(admin_post_fn *fn, struct kvr_json o)
     return fn != post_query_by_hash && needs_index(fn, o) && kvr_prompt_is_text(o);
 }
 
-static void post_text(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, struct kvr_json_parser **holds, admin_post_fn *fn,
+static void post_text(struct admin *s, struct kvr_http_conn *c, struct kvr_json o, struct kvr_json_parser **holds, admin_post_fn *fn,
                       const struct admin_text *text)
 {
     if (text->status) {
@@ -530,7 +537,7 @@ static void post_text(struct serve *s, struct kvr_http_conn *c, struct kvr_json 
 /* A body that is read on a thread, and the tokens of its prompt when that is text. */
 struct large_post {
     struct kvr_json_body b; /* first */
-    struct serve *serve;
+    struct admin *admin;
     admin_post_fn *fn;
     bool is_text;
     struct admin_text text;
@@ -540,15 +547,15 @@ static void on_thread(struct kvr_json_body *b)
 {
     struct large_post *p = (struct large_post *)b;
     p->is_text = b->read.rc == 0 && b->read.members == 0 && takes_text(p->fn, b->read.root);
-    if (p->is_text) admin_text_make(p->serve, b->read.root, b->body->data, b->body->len, &p->text);
+    if (p->is_text) admin_text_make(p->admin, b->read.root, b->body->data, b->body->len, &p->text);
 }
 
 static void on_large_post(struct kvr_json_body *b)
 {
     const struct large_post *p = (const struct large_post *)b;
     if (!admin_is_object(b->conn, &b->read)) return;
-    if (p->is_text) post_text(p->serve, b->conn, b->read.root, &b->json, p->fn, &p->text);
-    else post_object(p->serve, b->conn, b->read.root, &b->json, p->fn);
+    if (p->is_text) post_text(p->admin, b->conn, b->read.root, &b->json, p->fn, &p->text);
+    else post_object(p->admin, b->conn, b->read.root, &b->json, p->fn);
 }
 
 static void on_large_over(struct kvr_json_body *b)
@@ -556,18 +563,18 @@ static void on_large_over(struct kvr_json_body *b)
     admin_text_free(&((struct large_post *)b)->text);
 }
 
-static void post_on_thread(struct serve *s, struct kvr_http_conn *c, admin_post_fn *fn)
+static void post_on_thread(struct admin *s, struct kvr_http_conn *c, admin_post_fn *fn)
 {
     struct large_post *p = calloc(1, sizeof *p);
     if (!p) {
         admin_error(c, 503, "out of memory");
         return;
     }
-    *p = (struct large_post){.b = {.on_thread = on_thread, .on_read = on_large_post, .on_over = on_large_over}, .serve = s, .fn = fn};
-    kvr_json_body_start(&p->b, &s->jobs, &s->main_loop, c);
+    *p = (struct large_post){.b = {.on_thread = on_thread, .on_read = on_large_post, .on_over = on_large_over}, .admin = s, .fn = fn};
+    kvr_json_body_start(&p->b, &s->jobs, &s->process->main_loop, c);
 }
 
-static void post(struct serve *s, struct kvr_http_conn *c, admin_post_fn *fn)
+static void post(struct admin *s, struct kvr_http_conn *c, admin_post_fn *fn)
 {
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
     struct kvr_json o;
@@ -601,12 +608,12 @@ static bool worker_path(struct kvr_text path, uint64_t *id)
     return under(path, "/workers/", &rest) && kvr_parse_u64(rest.ptr, rest.len, UINT64_MAX, id);
 }
 
-static void one_worker(struct serve *s, struct kvr_http_conn *c, uint64_t id)
+static void one_worker(struct admin *s, struct kvr_http_conn *c, uint64_t id)
 {
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
     struct kvr_json o;
     if (kvr_text_is(rq->method, "DELETE")) {
-        if (worker_remove(s, id)) admin_ok(c, 200);
+        if (worker_remove(s->workers, id)) admin_ok(c, 200);
         else admin_error(c, 404, "worker not found");
     } else if (kvr_text_is(rq->method, "PATCH")) {
         if (admin_parse_object(s, c, &o)) admin_patch_worker(s, c, id, o);
@@ -615,7 +622,7 @@ static void one_worker(struct serve *s, struct kvr_http_conn *c, uint64_t id)
     }
 }
 
-static void one_reservation(struct serve *s, struct kvr_http_conn *c, struct kvr_text rest)
+static void one_reservation(struct admin *s, struct kvr_http_conn *c, struct kvr_text rest)
 {
     const char *slash = memchr(rest.ptr, '/', rest.len);
     size_t id_len = slash ? (size_t)(slash - rest.ptr) : rest.len;
@@ -624,7 +631,7 @@ static void one_reservation(struct serve *s, struct kvr_http_conn *c, struct kvr
 }
 
 /* Answers what may not go on. */
-static bool may(struct serve *s, struct kvr_http_conn *c)
+static bool may(struct admin *s, struct kvr_http_conn *c)
 {
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
     struct kvr_access_refusal no;
@@ -644,7 +651,7 @@ static bool needs_worker(struct kvr_http_conn *c, struct kvr_text path)
            (kvr_text_is(path, "/request") && kvr_json_body_is_large(c));
 }
 
-static void begin(struct serve *s, struct kvr_http_conn *c)
+static void begin(struct admin *s, struct kvr_http_conn *c)
 {
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
     struct kvr_text rest;
@@ -692,24 +699,24 @@ static void begin(struct serve *s, struct kvr_http_conn *c)
 
 static void on_request(struct kvr_http_conn *c, void *ctx)
 {
-    struct serve *s = ctx;
+    struct admin *s = ctx;
     begin(s, c);
     selection_release(s); /* it may have brought a worker */
 }
 
 static void body_room(struct kvr_http_conn *c, void *ctx, struct kvr_http_room *room)
 {
-    const struct serve *s = ctx;
+    const struct admin *s = ctx;
     room->bytes = KVR_MIN(room->bytes, kvr_access_body_room(s->access, kvr_http_conn_request(c)));
 }
 
 static void on_gone(struct kvr_http_conn *c, void *ctx)
 {
-    struct serve *s = ctx;
+    struct admin *s = ctx;
     if (!adapters_gone(s, c) && !admin_ask_gone(s, c) && !kvr_json_body_on_gone(&s->jobs, c)) selection_gone(s, c);
 }
 
-int admin_open(struct serve *s, char *err, size_t cap)
+int admin_open(struct admin *s, char *err, size_t cap)
 {
     struct kvr_access_config c = {s->o->admin_host, s->o->admin_allowed_hosts, s->o->admin_key_file, s->o->advertise_host};
     char why[400];
@@ -722,24 +729,119 @@ int admin_open(struct serve *s, char *err, size_t cap)
     return -1;
 }
 
-int admin_start(struct serve *s)
+int admin_start(struct admin *s, const struct admin_port *port)
 {
     struct kvr_http_server_config sc = {.host = s->o->admin_host,
                                         .port = (uint16_t)s->o->admin_port,
-                                        .listener = handover_listener(&s->handover, 0),
-                                        .waits = s->handover.waits,
+                                        .listener = port->socket,
+                                        .waits = port->waits,
                                         .body_max = s->o->max_body_size,
                                         .body_option = "--max-body-size",
-                                        .connections_max = s->admin_connections,
+                                        .connections_max = port->connections_max,
                                         .head_timeout_s = 10,
                                         .body_timeout_s = 30,
                                         .idle_timeout_s = 60,
                                         .write_timeout_s = s->o->client_write_timeout,
-                                        .shared = &s->admin_http,
-                                        .tls = s->admin_tls,
+                                        .shared = &s->http,
+                                        .tls = config_admin_tls(s->config),
                                         .handler = {on_request, on_gone, NULL, admin_error_body, s},
                                         .put_headers = put_ignored,
                                         .body_room = body_room};
     int rc = selection_start(s, begin);
-    return rc ? rc : kvr_http_server_start(&s->main_loop, &sc, &s->admin);
+    if (!rc) rc = remote_open(s->peers, &s->process->main_loop, s->process->client, s->remotes, &s->remotes_n);
+    return rc ? rc : kvr_http_server_start(&s->process->main_loop, &sc, &s->server);
+}
+
+/* ---- for the rooms above ------------------------------------------------------------------------------- */
+
+struct admin *admin_create(struct process *p, const struct admin_uses *uses)
+{
+    const struct serve_options *o = p->o;
+    struct admin *a = calloc(1, sizeof *a);
+    if (!a) return NULL;
+    a->o = o;
+    a->process = p;
+    a->workers = uses->workers;
+    a->config = uses->config;
+    a->tokenizers = uses->tokenizers;
+    a->discovery = uses->discovery;
+    a->peers = uses->peers;
+    a->data = uses->data;
+    a->http.bodies_max = o->select_only ? o->max_bodies_bytes : o->max_bodies_bytes / 4;
+    return a;
+}
+
+void admin_tick(struct admin *a)
+{
+    reload_tick(a);
+}
+
+void admin_second(struct admin *a)
+{
+    selection_tick(a);
+}
+
+void admin_stop(struct admin *a)
+{
+    remote_close(a->remotes, &a->remotes_n);
+    adapters_stop(a);
+    kvr_http_server_close(a->server);
+    selection_stop(a);
+}
+
+void admin_destroy(struct admin *a)
+{
+    if (!a) return;
+    ctx_list_free(&a->ctxs);
+    kvr_given_tokens_close(a->given_tokens);
+    selection_destroy(a);
+    kvr_access_destroy(a->access);
+    free(a);
+}
+
+bool admin_asks_partition(struct admin *a, const struct partition *p)
+{
+    return selection_asks(a, p);
+}
+
+void admin_lame(struct admin *a)
+{
+    kvr_http_server_lame(a->server);
+}
+
+void admin_drain(struct admin *a)
+{
+    kvr_http_server_drain(a->server);
+}
+
+bool admin_is_idle(const struct admin *a)
+{
+    struct kvr_http_server_stats st;
+    kvr_http_server_stats(a->server, &st);
+    return st.owed == 0;
+}
+
+uint16_t admin_port(const struct admin *a)
+{
+    return kvr_http_server_port(a->server);
+}
+
+int admin_listener(const struct admin *a)
+{
+    return kvr_http_server_listener(a->server);
+}
+
+void admin_take_connections(struct admin *a)
+{
+    kvr_http_server_go(a->server);
+}
+
+void admin_take_none(struct admin *a)
+{
+    kvr_http_server_deaf(a->server, true);
+}
+
+struct kvr_http_shared *admin_http(struct admin *a)
+{
+    return &a->http;
 }

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Answers of the admin port, {"error": text} among them, and the reading of its bodies. */
-#include "app/serve/admin/admin.h"
+#include "app/serve/admin/room.h"
 
 #include <string.h>
 
 #include "app/serve/common/fields.h"
+#include "net/http/json_body.h"
 
 void admin_reply(struct kvr_http_conn *c, int status, struct kvr_buf *b)
 {
@@ -69,7 +70,7 @@ bool admin_is_object(struct kvr_http_conn *c, const struct kvr_json_read *r)
     return false;
 }
 
-bool admin_parse_object(struct serve *s, struct kvr_http_conn *c, struct kvr_json *o)
+bool admin_parse_object(struct admin *s, struct kvr_http_conn *c, struct kvr_json *o)
 {
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
     if (rq->body_len > KVR_JOB_BYTES) {
@@ -77,7 +78,7 @@ bool admin_parse_object(struct serve *s, struct kvr_http_conn *c, struct kvr_jso
         return false;
     }
     struct kvr_json_read r;
-    kvr_json_read(&r, s->json, rq->body, rq->body_len);
+    kvr_json_read(&r, s->process->json, rq->body, rq->body_len);
     *o = r.root;
     return admin_is_object(c, &r);
 }

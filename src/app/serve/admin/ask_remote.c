@@ -9,11 +9,13 @@
  */
 #include <string.h>
 
-#include "app/serve/admin/admin.h"
+#include "app/serve/admin/room.h"
+#include "app/serve/peers/remote.h"
+#include "net/replication/remote_index.h"
 
 struct asking {
     struct asking *next;
-    struct serve *serve;
+    struct admin *admin;
     struct kvr_http_conn *conn;
     admin_post_fn *fn;
     struct kvr_json_parser *json; /* of a body that was read on a thread: it holds `root`; NULL: the connection has the body */
@@ -27,7 +29,7 @@ struct asking {
 
 static void asking_free(struct asking *a)
 {
-    struct asking **at = &a->serve->askings;
+    struct asking **at = &a->admin->askings;
     while (*at != a) at = &(*at)->next;
     *at = a->next;
     for (size_t i = 0; i < REMOTES_MAX; i++)
@@ -38,10 +40,18 @@ static void asking_free(struct asking *a)
     free(a);
 }
 
-static void refuse(struct serve *s, struct kvr_http_conn *c)
+const char *remote_why(const struct admin *s)
+{
+    const char *why = "";
+    for (size_t i = 0; i < s->remotes_n && !why[0]; i++) why = kvr_remote_why(s->remotes[i]);
+    return why;
+}
+
+static void refuse(struct admin *s, struct kvr_http_conn *c)
 {
     char text[400];
-    const char *why = remote_why(s)[0] ? remote_why(s) : "the server has not answered this question";
+    const char *why = remote_why(s);
+    if (!why[0]) why = "the server has not answered this question";
     snprintf(text, sizeof text, "the index of this router is elsewhere (--use-remote-indexer) and cannot be asked: %.250s", why);
     admin_error(c, 503, text);
 }
@@ -49,7 +59,7 @@ static void refuse(struct serve *s, struct kvr_http_conn *c)
 /* All have answered. */
 static void go_on(struct asking *a)
 {
-    struct serve *s = a->serve;
+    struct admin *s = a->admin;
     struct kvr_http_conn *c = a->conn;
     struct kvr_json o;
     kvr_http_conn_set_user(c, NULL);
@@ -60,7 +70,7 @@ static void go_on(struct asking *a)
     }
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
     if (a->json) o = a->root;
-    if (!a->json && kvr_json_parse(s->json, rq->body, rq->body_len, &o, NULL)) {
+    if (!a->json && kvr_json_parse(s->process->json, rq->body, rq->body_len, &o, NULL)) {
         admin_error(c, 503, "out of memory");
     } else {
         s->fetched = &a->got;
@@ -106,10 +116,9 @@ static uint64_t *locals_of(const struct question *q, size_t *n)
     return out;
 }
 
-static void model_of(const struct serve *s, const struct question *q, char *out, size_t cap)
+static void model_of(const struct admin *s, const struct question *q, char *out, size_t cap)
 {
-    if (s->remote_n > 1) remote_model(s, q->partition->block_size, out, cap);
-    else
+    if (!remote_model(s->peers, q->partition->block_size, out, cap))
         snprintf(out, cap, "%s",
                  q->model[0]              ? q->model
                  : q->partition->model[0] ? q->partition->model
@@ -120,13 +129,13 @@ static void model_of(const struct serve *s, const struct question *q, char *out,
 /* Returns: false when one cannot be asked. */
 static bool ask(struct asking *a, const struct question *q)
 {
-    struct serve *s = a->serve;
+    struct admin *s = a->admin;
     char model[MODEL_MAX + 16];
     size_t n;
     uint64_t *locals = locals_of(q, &n);
     model_of(s, q, model, sizeof model);
-    for (size_t i = 0; locals && n && i < s->admin_remotes_n && !a->failed; i++) {
-        a->queries[i] = kvr_remote_ask(s->admin_remotes[i], model, locals, n, q->isl, on_scores, a);
+    for (size_t i = 0; locals && n && i < s->remotes_n && !a->failed; i++) {
+        a->queries[i] = kvr_remote_ask(s->remotes[i], model, locals, n, q->isl, on_scores, a);
         if (a->queries[i]) a->unanswered++;
         else a->failed = true;
     }
@@ -135,10 +144,10 @@ static bool ask(struct asking *a, const struct question *q)
     return ok;
 }
 
-bool admin_ask_first(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, struct kvr_json_parser **holds, admin_post_fn *fn)
+bool admin_ask_first(struct admin *s, struct kvr_http_conn *c, struct kvr_json o, struct kvr_json_parser **holds, admin_post_fn *fn)
 {
     struct question q;
-    if (!s->admin_remotes_n || s->fetched) return false;
+    if (!s->remotes_n || s->fetched) return false;
     if (!(fn == selection_pair ? question_read_pair : question_read)(s, c, o, &q)) return true;
     struct asking *a = calloc(1, sizeof *a);
     if (!a) {
@@ -146,7 +155,7 @@ bool admin_ask_first(struct serve *s, struct kvr_http_conn *c, struct kvr_json o
         admin_error(c, 503, "out of memory");
         return true;
     }
-    *a = (struct asking){.next = s->askings, .serve = s, .conn = c, .fn = fn, .json = holds ? *holds : NULL, .root = o};
+    *a = (struct asking){.next = s->askings, .admin = s, .conn = c, .fn = fn, .json = holds ? *holds : NULL, .root = o};
     if (s->text_ids) a->text_ids = kvr_ids_ref(s->text_ids);
     if (holds) *holds = NULL;
     s->askings = a;
@@ -163,7 +172,7 @@ bool admin_ask_first(struct serve *s, struct kvr_http_conn *c, struct kvr_json o
     return true;
 }
 
-bool admin_ask_gone(struct serve *s, const struct kvr_http_conn *c)
+bool admin_ask_gone(struct admin *s, const struct kvr_http_conn *c)
 {
     for (struct asking *a = s->askings; a; a = a->next) {
         if (a->conn != c) continue;

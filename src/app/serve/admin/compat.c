@@ -4,10 +4,11 @@
  * the engine's mean of itself (docs/metrics.md has the table, and what is left out). They are written from the same figures as the
  * router's own families; only names and labels differ.
  */
-#include "app/serve/admin/admin.h"
-#include "app/serve/state.h"
+#include "app/serve/admin/room.h"
+#include "app/serve/admin/room.h"
 
 #include "wire/prom_page.h"
+#include "app/serve/workers/model_counts.h"
 
 enum kind { KIND_TIME, KIND_GAUGE, KIND_COUNTER, KIND_ENDS };
 
@@ -83,7 +84,7 @@ static void put_one(void *ctx, const struct model_counts *m)
     }
 }
 
-void compat_metrics(struct serve *s, struct kvr_prom_page *b)
+void compat_metrics(struct admin *s, struct kvr_prom_page *b)
 {
     static const char *const types[] = {"histogram", "gauge", "counter", "counter"};
     static const struct {
@@ -95,6 +96,6 @@ void compat_metrics(struct serve *s, struct kvr_prom_page *b)
     for (size_t i = 0; i < sets[k].n; i++) {
         const struct row *row = &sets[k].rows[i];
         kvr_prom_family(b, sets[k].prefix, row->name, types[row->kind], row->help);
-        model_counts_each(s, put_one, &(struct writing){b, row});
+        model_counts_each(s->workers, put_one, &(struct writing){b, row});
     }
 }

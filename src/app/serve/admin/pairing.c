@@ -10,9 +10,11 @@
 #include <uv.h>
 #include <kvroute/pair.h>
 
-#include "app/serve/admin/admin.h"
+#include "app/serve/admin/room.h"
 #include "app/serve/data/conditional.h"
 #include "app/serve/data/domains.h"
+#include "app/serve/workers/worker.h"
+#include "app/serve/workers/workers.h"
 
 /* ---- a worker ---------------------------------------------------------------------------------------- */
 
@@ -48,13 +50,13 @@ static void put_overlap(struct kvr_buf *b, const struct place *p)
     kvr_json_close(b, '}');
 }
 
-void place_write(struct serve *s, struct kvr_buf *b, const struct place *p)
+void place_write(struct admin *s, struct kvr_buf *b, const struct place *p)
 {
     char url[sizeof((struct worker *)0)->url] = "";
-    kvr_lock(&s->lock);
-    const struct worker *w = worker_find_locked(s, p->result.worker.worker_id);
+    workers_lock(s->workers);
+    const struct worker *w = worker_find_locked(s->workers, p->result.worker.worker_id);
     if (w) snprintf(url, sizeof url, "%s", w->url);
-    kvr_unlock(&s->lock);
+    workers_unlock(s->workers);
     kvr_json_put_u64(b, "worker_id", p->result.worker.worker_id);
     kvr_json_put_u64(b, "dp_rank", p->result.worker.dp_rank);
     kvr_json_put_str(b, "endpoint", url);
@@ -63,7 +65,7 @@ void place_write(struct serve *s, struct kvr_buf *b, const struct place *p)
     kvr_json_put_u64(b, "effective_prefill_tokens", p->result.prefill_tokens);
 }
 
-static void put_place(struct serve *s, struct kvr_buf *b, const char *key, const struct place *p)
+static void put_place(struct admin *s, struct kvr_buf *b, const char *key, const struct place *p)
 {
     kvr_json_key(b, key);
     if (!p) {
@@ -77,7 +79,7 @@ static void put_place(struct serve *s, struct kvr_buf *b, const char *key, const
 
 /* ---- the second worker ------------------------------------------------------------------------------- */
 
-static struct kvr_pair pair_of_question(const struct serve *s, const struct question *q)
+static struct kvr_pair pair_of_question(const struct admin *s, const struct question *q)
 {
     return (struct kvr_pair){.prefill = q->partition->router,
                              .decode = q->decode.partition->router,
@@ -87,7 +89,7 @@ static struct kvr_pair pair_of_question(const struct serve *s, const struct ques
                              .keeps_overlap = s->o->conditional_disagg};
 }
 
-int pairing_find_decode(struct serve *s, const struct question *q, const struct place *first, const char *id, struct place *out)
+int pairing_find_decode(struct admin *s, const struct question *q, const struct place *first, const char *id, struct place *out)
 {
     struct kvr_pair pair = pair_of_question(s, q);
     struct kvr_pair_ctx ctx = {admin_ctx(s, q->partition), admin_ctx(s, q->decode.partition)};
@@ -102,7 +104,7 @@ int pairing_find_decode(struct serve *s, const struct question *q, const struct 
     return rc;
 }
 
-int pairing_look(struct serve *s, const struct question *q)
+int pairing_look(struct admin *s, const struct question *q)
 {
     struct kvr_router_ctx *ctx = admin_ctx(s, q->decode.partition);
     struct kvr_router_request rq = question_decode_request(q);
@@ -113,7 +115,7 @@ int pairing_look(struct serve *s, const struct question *q)
 /* ---- one worker after all ---------------------------------------------------------------------------- */
 
 /* Returns: as kvr_router_find_best_match; who: of all that the question has, but for its partition and its list. */
-static int look(struct serve *s, const struct question *q, struct partition *partition, const uint64_t *allowed, size_t allowed_n,
+static int look(struct admin *s, const struct question *q, struct partition *partition, const uint64_t *allowed, size_t allowed_n,
                 struct kvr_router_result *out)
 {
     struct kvr_router_ctx *ctx = admin_ctx(s, partition);
@@ -138,9 +140,9 @@ static void go_whole(struct question *q, struct kvr_worker to)
     q->pin_any_rank = false;
 }
 
-void pairing_judge(struct serve *s, struct question *q)
+void pairing_judge(struct admin *s, struct question *q)
 {
-    struct kvr_disagg_rule rule = conditional_rule(s, (enum kvr_router_mode)atomic_load(&s->mode));
+    struct kvr_disagg_rule rule = conditional_rule(s->data, (enum kvr_router_mode)workers_mode(s->workers));
     struct conditional_ways ways = {.isl = q->isl};
     const char *why;
     bool comparable = q->whole.partition && (!q->locals || q->whole.partition->block_size == q->partition->block_size);
@@ -148,18 +150,18 @@ void pairing_judge(struct serve *s, struct question *q)
     if (look(s, q, q->whole.partition, q->whole.allowed, q->whole.allowed_n, &ways.whole)) return;
     ways.prefill_rc = look(s, q, q->partition, q->allowed, q->allowed_n, &ways.prefill);
     q->has_eff = true;
-    if (conditional_is_local(s, &rule, &ways, &q->eff_isl, &why)) go_whole(q, ways.whole.worker);
+    if (conditional_is_local(s->data, &rule, &ways, &q->eff_isl, &why)) go_whole(q, ways.whole.worker);
 }
 
 /* ---- both in an answer ------------------------------------------------------------------------------- */
 
-static const char *treatment(struct serve *s, const struct question *q, const struct place *first)
+static const char *treatment(struct admin *s, const struct question *q, const struct place *first)
 {
     if (q->has_pair) return "remote";
-    kvr_lock(&s->lock);
-    const struct worker *w = worker_find_locked(s, first->result.worker.worker_id);
+    workers_lock(s->workers);
+    const struct worker *w = worker_find_locked(s->workers, first->result.worker.worker_id);
     bool decodes = w && w->role == ROLE_DECODE;
-    kvr_unlock(&s->lock);
+    workers_unlock(s->workers);
     return decodes ? "local" : "aggregated";
 }
 
@@ -174,14 +176,14 @@ static void put_room(struct kvr_buf *b, enum kvr_kv_protocol protocol, uint32_t 
 
 /* Where the engines of a pair meet; null where they do not. SGLang's meet in a room, which is another one in each answer, and leads to the
  * prefill worker's rank. */
-static void put_bootstrap(struct serve *s, struct kvr_buf *b, const struct question *q, const struct place *first)
+static void put_bootstrap(struct admin *s, struct kvr_buf *b, const struct question *q, const struct place *first)
 {
     bool meets = q->has_pair && (q->protocol == KVR_KV_SGLANG || q->protocol == KVR_KV_VLLM_MOONCAKE);
-    kvr_lock(&s->lock);
-    const struct worker *w = meets ? worker_find_locked(s, first->result.worker.worker_id) : NULL;
+    workers_lock(s->workers);
+    const struct worker *w = meets ? worker_find_locked(s->workers, first->result.worker.worker_id) : NULL;
     struct kv_address at = w ? kv_bootstrap_of(w) : (struct kv_address){0};
     uint32_t ranks = w ? w->dp_size : 0, rank = w ? first->result.worker.dp_rank - w->dp_start : 0;
-    kvr_unlock(&s->lock);
+    workers_unlock(s->workers);
     kvr_json_key(b, "bootstrap");
     if (!ranks) {
         kvr_json_null(b);
@@ -194,7 +196,7 @@ static void put_bootstrap(struct serve *s, struct kvr_buf *b, const struct quest
     kvr_json_close(b, '}');
 }
 
-void pairing_write(struct serve *s, struct kvr_buf *b, const struct question *q, const struct place *first, const struct place *second)
+void pairing_write(struct admin *s, struct kvr_buf *b, const struct question *q, const struct place *first, const struct place *second)
 {
     kvr_json_put_str(b, "treatment", treatment(s, q, first));
     kvr_json_key(b, "kv_protocol");
@@ -208,11 +210,11 @@ void pairing_write(struct serve *s, struct kvr_buf *b, const struct question *q,
 
 /* ---- bookings ---------------------------------------------------------------------------------------- */
 
-struct bookings bookings_of(struct serve *s, const char *id)
+struct bookings bookings_of(struct admin *s, const char *id)
 {
     struct bookings k = {0};
     struct kvr_worker where;
-    for (struct partition *p = s->partitions; p; p = p->next) {
+    for (struct partition *p = partitions_first(s->workers); p; p = p->next) {
         struct partition **place = p->prefills ? &k.prefill : &k.main;
         if (!*place && kvr_router_where(p->router, id, strlen(id), &where) == 0) *place = p;
     }

@@ -4,9 +4,12 @@
 #include <string.h>
 #include <kvroute/hash.h>
 
-#include "app/serve/admin/admin.h"
+#include "app/serve/admin/room.h"
 #include "app/serve/data/domains.h"
 #include "app/serve/data/question.h"
+#include "app/serve/common/clock.h"
+#include "app/serve/workers/worker.h"
+#include "app/serve/workers/workers.h"
 
 /* In place of a member's name. */
 static const char no_memory[] = "";
@@ -224,11 +227,11 @@ static void narrow_to(struct question *q, uint64_t *ids, size_t n)
 }
 
 /* Where a partition has other workers too, only those of the scope may be chosen. */
-static bool narrow_locked(struct serve *s, struct question *q)
+static bool narrow_locked(struct admin *s, struct question *q)
 {
     bool all;
-    uint64_t *ids = malloc((s->workers_n + 1) * sizeof *ids);
-    size_t n = ids ? partition_scope_locked(s, q->partition, q->model, q->group, ids, &all) : 0;
+    uint64_t *ids = malloc((workers_count(s->workers) + 1) * sizeof *ids);
+    size_t n = ids ? partition_scope_locked(s->workers, q->partition, q->model, q->group, ids, &all) : 0;
     if (ids && !all) narrow_to(q, ids, n);
     else free(ids);
     return ids != NULL;
@@ -245,12 +248,12 @@ struct part {
 };
 
 /* Returns: false without memory. */
-static bool find_part_locked(struct serve *s, const struct question *q, enum worker_part part, bool any_protocol,
+static bool find_part_locked(struct admin *s, const struct question *q, enum worker_part part, bool any_protocol,
                              enum kvr_kv_protocol protocol, struct part *out)
 {
     struct part_scope scope = {q->model, q->group, part, any_protocol, protocol};
-    *out = (struct part){.ids = malloc((s->workers_n + 1) * sizeof *out->ids)};
-    if (out->ids) out->partition = partition_of_part_locked(s, &scope, out->ids, &out->n, &out->up);
+    *out = (struct part){.ids = malloc((workers_count(s->workers) + 1) * sizeof *out->ids)};
+    if (out->ids) out->partition = partition_of_part_locked(s->workers, &scope, out->ids, &out->n, &out->up);
     return out->ids != NULL;
 }
 
@@ -262,13 +265,13 @@ static void take_part(struct question *q, struct part *p)
 }
 
 /* Returns: 0, -KVR_ENOTFOUND, -KVR_ENOMEM. */
-static int find_any_locked(struct serve *s, struct question *q)
+static int find_any_locked(struct admin *s, struct question *q)
 {
-    q->partition = partition_find_locked(s, q->model, q->group);
+    q->partition = partition_find_locked(s->workers, q->model, q->group);
     return !q->partition ? -KVR_ENOTFOUND : narrow_locked(s, q) ? 0 : -KVR_ENOMEM;
 }
 
-static int find_phase_locked(struct serve *s, struct question *q)
+static int find_phase_locked(struct admin *s, struct question *q)
 {
     static const enum worker_part parts[] = {[ASKS_PREFILL] = PART_PREFILL, [ASKS_DECODE] = PART_DECODE, [ASKS_WHOLE] = PART_WHOLE};
     struct part p;
@@ -280,23 +283,23 @@ static int find_phase_locked(struct serve *s, struct question *q)
 }
 
 /* The pinned worker; NULL: there is no pin, or no such worker. */
-static const struct worker *pinned_locked(struct serve *s, const struct question *q)
+static const struct worker *pinned_locked(struct admin *s, const struct question *q)
 {
-    return q->has_pin ? worker_find_locked(s, q->pin.worker_id) : NULL;
+    return q->has_pin ? worker_find_locked(s->workers, q->pin.worker_id) : NULL;
 }
 
 /* Of prefill workers those that have somebody to hand over to. */
-static void keep_with_partner_locked(struct serve *s, struct part *prefill, const struct part *decode)
+static void keep_with_partner_locked(struct admin *s, struct part *prefill, const struct part *decode)
 {
     size_t kept = 0;
     uint64_t now = now_ms();
     prefill->up = false;
     for (size_t i = 0; i < prefill->n; i++) {
-        const struct worker *p = worker_find_locked(s, prefill->ids[i]);
+        const struct worker *p = worker_find_locked(s->workers, prefill->ids[i]);
         bool meets = false;
         for (size_t k = 0; k < decode->n && !meets; k++) {
-            const struct worker *d = worker_find_locked(s, decode->ids[k]);
-            meets = worker_is_schedulable(d, now) && domains_meet(s, p, d);
+            const struct worker *d = worker_find_locked(s->workers, decode->ids[k]);
+            meets = worker_is_schedulable(d, now) && domains_meet(s->data, p, d);
         }
         if (!meets) continue;
         prefill->ids[kept++] = p->id;
@@ -312,7 +315,7 @@ static struct other_leg take_leg(const struct question *q, struct part *p)
     return leg;
 }
 
-static void take_pair_locked(struct serve *s, struct question *q, struct part *prefill, struct part *decode, struct part *whole,
+static void take_pair_locked(struct admin *s, struct question *q, struct part *prefill, struct part *decode, struct part *whole,
                              enum kvr_kv_protocol protocol)
 {
     const struct worker *pinned = pinned_locked(s, q);
@@ -325,7 +328,7 @@ static void take_pair_locked(struct serve *s, struct question *q, struct part *p
 }
 
 /* Both legs of one protocol, when workers of both are up. Returns: -KVR_ENOTFOUND: they are not. */
-static int find_pair_of_locked(struct serve *s, struct question *q, enum kvr_kv_protocol protocol)
+static int find_pair_of_locked(struct admin *s, struct question *q, enum kvr_kv_protocol protocol)
 {
     struct part prefill, decode = {0}, whole = {0};
     bool memory = find_part_locked(s, q, PART_PREFILL, false, protocol, &prefill) &&
@@ -341,7 +344,7 @@ static int find_pair_of_locked(struct serve *s, struct question *q, enum kvr_kv_
 }
 
 /* Two workers, else one that takes all of the request. Returns: -KVR_ENOENDPOINTS: there are workers, and neither can be had. */
-static int find_two_locked(struct serve *s, struct question *q)
+static int find_two_locked(struct admin *s, struct question *q)
 {
     int rc = -KVR_ENOTFOUND;
     const struct worker *pinned = pinned_locked(s, q);
@@ -350,17 +353,17 @@ static int find_two_locked(struct serve *s, struct question *q)
     if (rc != -KVR_ENOTFOUND) return rc;
     struct part p;
     if (!find_part_locked(s, q, PART_WHOLE, true, KVR_KV_NONE, &p)) return -KVR_ENOMEM;
-    rc = p.partition ? 0 : partition_find_locked(s, q->model, q->group) ? -KVR_ENOENDPOINTS : -KVR_ENOTFOUND;
+    rc = p.partition ? 0 : partition_find_locked(s->workers, q->model, q->group) ? -KVR_ENOENDPOINTS : -KVR_ENOTFOUND;
     if (rc == 0) take_part(q, &p);
     free(p.ids);
     return rc;
 }
 
-static int find_partition(struct serve *s, struct question *q)
+static int find_partition(struct admin *s, struct question *q)
 {
-    kvr_lock(&s->lock);
+    workers_lock(s->workers);
     int rc = q->two ? find_two_locked(s, q) : q->phase ? find_phase_locked(s, q) : find_any_locked(s, q);
-    kvr_unlock(&s->lock);
+    workers_unlock(s->workers);
     return rc;
 }
 
@@ -429,10 +432,11 @@ static bool read_mm_infos(struct kvr_http_conn *c, struct kvr_json o, struct que
     return false;
 }
 
-static bool read_question(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, bool two, struct question *q)
+static bool read_question(struct admin *s, struct kvr_http_conn *c, struct kvr_json o, bool two, struct question *q)
 {
     char name[64];
     memset(q, 0, sizeof *q);
+    q->admin = s;
     q->two = two;
     const char *bad = read_fields(o, s->text_ids, q);
     if (!bad && !read_override(o, &q->override, name, sizeof name)) bad = name;
@@ -468,19 +472,19 @@ static bool read_question(struct serve *s, struct kvr_http_conn *c, struct kvr_j
     return true;
 }
 
-bool question_read(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, struct question *q)
+bool question_read(struct admin *s, struct kvr_http_conn *c, struct kvr_json o, struct question *q)
 {
     return read_question(s, c, o, false, q);
 }
 
-bool question_read_pair(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, struct question *q)
+bool question_read_pair(struct admin *s, struct kvr_http_conn *c, struct kvr_json o, struct question *q)
 {
     return read_question(s, c, o, true, q);
 }
 
 static int mode_option(const struct question *q)
 {
-    const struct serve_options *o = q->partition->serve->o;
+    const struct serve_options *o = q->admin->o;
     if (q->has_pair || q->phase == ASKS_PREFILL) return o->prefill_mode;
     return q->phase == ASKS_DECODE ? o->decode_mode : 0;
 }
@@ -492,8 +496,8 @@ static uint64_t tenant_of(const struct question *q)
 
 struct kvr_router_request question_request(const struct question *q)
 {
-    const struct serve *s = q->partition->serve;
-    struct kvr_router_request rq = {.mode = leg_mode(s, mode_option(q)),
+    const struct admin *s = q->admin;
+    struct kvr_router_request rq = {.mode = leg_mode(s->data, mode_option(q)),
                                     .tokens = q->tokens,
                                     .tokens_n = q->tokens_n,
                                     .locals = q->locals,
@@ -536,7 +540,7 @@ struct kvr_router_request question_request(const struct question *q)
 struct kvr_router_request question_decode_request(const struct question *q)
 {
     struct kvr_router_request rq = question_request(q);
-    rq.mode = leg_mode(q->partition->serve, q->partition->serve->o->decode_mode);
+    rq.mode = leg_mode(q->admin->data, q->admin->o->decode_mode);
     rq.allowed = q->decode.allowed;
     rq.allowed_n = q->decode.allowed_n;
     rq.pinned = q->decode.pinned;
@@ -545,7 +549,7 @@ struct kvr_router_request question_decode_request(const struct question *q)
     return rq;
 }
 
-struct kvr_router_ctx *admin_ctx(struct serve *s, struct partition *partition)
+struct kvr_router_ctx *admin_ctx(struct admin *s, struct partition *partition)
 {
-    return ctx_get(&s->admin_ctxs, partition);
+    return ctx_get(&s->ctxs, partition);
 }

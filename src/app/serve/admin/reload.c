@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#include "app/serve/admin/admin.h"
+#include "app/serve/admin/room.h"
 #include "app/serve/config/doors.h"
 #include "app/serve/config/file_look.h"
 #include "app/serve/config/models_config.h"
@@ -14,6 +14,11 @@
 #include "base/log.h"
 #include "store/line_log.h"
 #include "token/given.h"
+#include "app/serve/common/clock.h"
+#include "app/serve/config/config.h"
+#include "app/serve/config/keyring.h"
+#include "net/http/access.h"
+#include "app/serve/data/data_plane.h"
 
 enum { PATHS_MAX = 9 };
 
@@ -62,25 +67,50 @@ static void certificates_paths(const struct serve_options *o, struct paths *p)
     for (size_t i = 0; i < KVR_ARRAY_LEN(all); i++) add(p, all[i]);
 }
 
-static int read_admin_keys(struct serve *s, char *err, size_t cap)
+static int read_admin_keys(struct admin *s, char *err, size_t cap)
 {
     int rc = kvr_access_reload(s->access, err, cap);
-    reloads_note(&s->reloads, RELOAD_ADMIN_KEYS, rc == 0);
+    reloads_note(config_reloads(s->config), RELOAD_ADMIN_KEYS, rc == 0);
     return rc;
+}
+
+static int read_doors(struct admin *s, char *err, size_t cap)
+{
+    return doors_reload(s->config, err, cap);
+}
+
+static int read_policies(struct admin *s, char *err, size_t cap)
+{
+    return policies_reload(s->config, err, cap);
+}
+
+static int read_keyrings(struct admin *s, char *err, size_t cap)
+{
+    return keyrings_reload(s->config, err, cap);
+}
+
+static int read_models_config(struct admin *s, char *err, size_t cap)
+{
+    return models_config_reload(s->config, err, cap);
+}
+
+static int read_discovery(struct admin *s, char *err, size_t cap)
+{
+    return discovery_reload(s->discovery, err, cap);
 }
 
 static const struct reloadable {
     enum reload_file file;
     void (*paths)(const struct serve_options *o, struct paths *p);
-    int (*read)(struct serve *s, char *err, size_t cap); /* counts it, too */
+    int (*read)(struct admin *s, char *err, size_t cap); /* counts it, too */
     const char *option, *stays;                          /* for the log */
 } rows[] = {
     {RELOAD_ADMIN_KEYS, admin_keys_paths, read_admin_keys, "--admin-key-file", "the old keys stay"},
-    {RELOAD_CERTIFICATES, certificates_paths, doors_reload, "certificates", "the old certificate stays"},
-    {RELOAD_POLICY, policy_paths, policies_reload, "--router-policy-config", "the old classes stay"}, /* before those who name classes */
-    {RELOAD_API_KEYS, api_keys_paths, keyrings_reload, "--api-key-file", "the old keys stay"},
-    {RELOAD_MODELS, models_paths, models_config_reload, "--models-file", "what was in force stays"},
-    {RELOAD_WORKERS, workers_paths, discovery_reload, "--discovery-target", "nothing is changed"},
+    {RELOAD_CERTIFICATES, certificates_paths, read_doors, "certificates", "the old certificate stays"},
+    {RELOAD_POLICY, policy_paths, read_policies, "--router-policy-config", "the old classes stay"}, /* before those who name classes */
+    {RELOAD_API_KEYS, api_keys_paths, read_keyrings, "--api-key-file", "the old keys stay"},
+    {RELOAD_MODELS, models_paths, read_models_config, "--models-file", "what was in force stays"},
+    {RELOAD_WORKERS, workers_paths, read_discovery, "--discovery-target", "nothing is changed"},
 };
 
 /* ---- folders of tokenizers ---------------------------------------------------------------------------- */
@@ -97,24 +127,24 @@ static uint64_t look_at_folder(const char *dir)
     return look;
 }
 
-static void note_folders(struct serve *s)
+static void note_folders(struct admin *s)
 {
     for (size_t i = 0; i < s->o->tokenizer_dirs_n; i++)
-        s->reloads.folders[i].read_look = look_at_folder(kvr_given_dir_path(s->o->tokenizer_dirs[i]));
+        config_reloads(s->config)->folders[i].read_look = look_at_folder(kvr_given_dir_path(s->o->tokenizer_dirs[i]));
 }
 
 /* As watch() does; each folder by itself, as ids of one that is read again have to earn trust anew. */
-static void watch_folders(struct serve *s)
+static void watch_folders(struct admin *s)
 {
-    bool used = s->tokenizers || s->given_tokens;
+    bool used = tokenizers_are_used(s->tokenizers) || s->given_tokens;
     for (size_t i = 0; used && i < s->o->tokenizer_dirs_n; i++) {
         const char *dir = kvr_given_dir_path(s->o->tokenizer_dirs[i]);
-        uint64_t look = look_at_folder(dir), seen = s->reloads.folders[i].last_look;
-        s->reloads.folders[i].last_look = look;
-        if (look == s->reloads.folders[i].read_look || look != seen) continue;
-        s->reloads.folders[i].read_look = look;
+        uint64_t look = look_at_folder(dir), seen = config_reloads(s->config)->folders[i].last_look;
+        config_reloads(s->config)->folders[i].last_look = look;
+        if (look == config_reloads(s->config)->folders[i].read_look || look != seen) continue;
+        config_reloads(s->config)->folders[i].read_look = look;
         kvr_log("kvroute %s: --watch-files: --tokenizer-dir: %s: read again", s->o->select_only ? "select" : "serve", dir);
-        tokenizers_reload(s, dir);
+        tokenizers_reload(s->tokenizers, dir);
         kvr_given_tokens_reload(s->given_tokens);
     }
 }
@@ -128,7 +158,7 @@ static void add_look(void *look, const char *path)
     *(uint64_t *)look = file_look(*(uint64_t *)look, path);
 }
 
-static uint64_t look_at(const struct serve *s, const struct reloadable *row)
+static uint64_t look_at(const struct admin *s, const struct reloadable *row)
 {
     struct paths p = {0};
     uint64_t look = 0;
@@ -139,67 +169,67 @@ static uint64_t look_at(const struct serve *s, const struct reloadable *row)
 }
 
 /* Looked at before it is read: a change in between is one that is seen later. */
-static enum result read_row(struct serve *s, const struct reloadable *row, const char *by, char *err, size_t cap)
+static enum result read_row(struct admin *s, const struct reloadable *row, const char *by, char *err, size_t cap)
 {
     struct paths p = {0};
     struct reload_mark now;
     row->paths(s->o, &p);
-    s->reloads.of[row->file].read_look = look_at(s, row);
+    config_reloads(s->config)->of[row->file].read_look = look_at(s, row);
     reload_mark_of(p.list, p.n, &now);
     if (row->read(s, err, cap)) {
         kvr_log_warning("kvroute %s: %s: %s: %s; %s", s->o->select_only ? "select" : "serve", by, row->option, err, row->stays);
         return REFUSED;
     }
-    if (row->file == RELOAD_POLICY && atomic_load(&s->reloads.of[RELOAD_API_KEYS].failed))
-        s->reloads.of[RELOAD_API_KEYS].read_look = 0; /* keys may have named a class that came just now */
-    return reloads_mark(&s->reloads, row->file, &now) ? TAKEN : UNCHANGED;
+    if (row->file == RELOAD_POLICY && atomic_load(&config_reloads(s->config)->of[RELOAD_API_KEYS].failed))
+        config_reloads(s->config)->of[RELOAD_API_KEYS].read_look = 0; /* keys may have named a class that came just now */
+    return reloads_mark(config_reloads(s->config), row->file, &now) ? TAKEN : UNCHANGED;
 }
 
-int reload_file(struct serve *s, enum reload_file file, const char *by, char *err, size_t cap)
+int reload_file(struct admin *s, enum reload_file file, const char *by, char *err, size_t cap)
 {
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
         if (rows[i].file == file) return read_row(s, &rows[i], by, err, cap) == REFUSED ? -1 : 0;
     return 0;
 }
 
-void reload_begin(struct serve *s)
+void reload_begin(struct admin *s)
 {
-    if (s->o->config) s->reloads.config_look = file_look(0, s->o->config);
+    if (s->o->config) config_reloads(s->config)->config_look = file_look(0, s->o->config);
     note_folders(s);
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) {
         struct paths p = {0};
         struct reload_mark now;
         rows[i].paths(s->o, &p);
-        s->reloads.of[rows[i].file].read_look = look_at(s, &rows[i]);
+        config_reloads(s->config)->of[rows[i].file].read_look = look_at(s, &rows[i]);
         if (!p.n) continue;
         reload_mark_of(p.list, p.n, &now);
-        (void)reloads_mark(&s->reloads, rows[i].file, &now);
+        (void)reloads_mark(config_reloads(s->config), rows[i].file, &now);
         if (rows[i].file == RELOAD_ADMIN_KEYS)
-            reloads_note(&s->reloads, RELOAD_ADMIN_KEYS, true); /* the others have counted it themselves */
+            reloads_note(config_reloads(s->config), RELOAD_ADMIN_KEYS, true); /* the others have counted it themselves */
     }
 }
 
 /* What is new must look the same twice before it is read. A worker may have come with files of its own meanwhile, which then are read
  * once more than need be. Returns: whether it was. */
-static bool watch(struct serve *s, const struct reloadable *row)
+static bool watch(struct admin *s, const struct reloadable *row)
 {
     char err[512];
-    uint64_t look = look_at(s, row), seen = s->reloads.of[row->file].last_look;
-    s->reloads.of[row->file].last_look = look;
-    if (!look || look == s->reloads.of[row->file].read_look || look != seen) return false;
+    uint64_t look = look_at(s, row), seen = config_reloads(s->config)->of[row->file].last_look;
+    config_reloads(s->config)->of[row->file].last_look = look;
+    if (!look || look == config_reloads(s->config)->of[row->file].read_look || look != seen) return false;
     if (read_row(s, row, "--watch-files", err, sizeof err) != REFUSED)
         kvr_log("kvroute %s: --watch-files: %s: read again", s->o->select_only ? "select" : "serve", row->option);
     return true;
 }
 
-void reload_tick(struct serve *s)
+void reload_tick(struct admin *s)
 {
-    if (s->o->watch_files <= 0 || now_ms() < s->reloads.due_ms) return;
-    s->reloads.due_ms = now_ms() + (uint64_t)(s->o->watch_files * 1000);
+    if (s->o->watch_files <= 0 || now_ms() < config_reloads(s->config)->due_ms) return;
+    config_reloads(s->config)->due_ms = now_ms() + (uint64_t)(s->o->watch_files * 1000);
     bool any = false;
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
         if (rows[i].file != RELOAD_WORKERS) any = watch(s, &rows[i]) || any; /* which is looked at in any case */
-    if (any) policies_warn_of_keys(s);
+    if (any) policies_warn_of_keys(s->config);
     watch_folders(s);
 }
 
@@ -216,7 +246,7 @@ static void put_file(struct kvr_buf *b, const char *file, const char *path, cons
     kvr_json_close(b, '}');
 }
 
-static bool reload_row(struct serve *s, const struct reloadable *row, const char *by, struct kvr_buf *out)
+static bool reload_row(struct admin *s, const struct reloadable *row, const char *by, struct kvr_buf *out)
 {
     static const char *const results[] = {"taken", "unchanged", "refused"};
     char err[512];
@@ -230,29 +260,28 @@ static bool reload_row(struct serve *s, const struct reloadable *row, const char
 }
 
 /* What others read or open, on threads of their own: the log tells how it ended. */
-static void begin_others(struct serve *s, struct kvr_buf *out)
+static void begin_others(struct admin *s, struct kvr_buf *out)
 {
     note_folders(s);
-    tokenizers_reload(s, NULL);
+    tokenizers_reload(s->tokenizers, NULL);
     kvr_given_tokens_reload(s->given_tokens);
     for (size_t i = 0; i < s->o->tokenizer_dirs_n; i++) put_file(out, "tokenizers", s->o->tokenizer_dirs[i], "begun", NULL);
-    kvr_line_log_reopen(s->access_log);
-    if (s->access_log) put_file(out, "access-log", s->o->access_log, "begun", NULL);
+    if (data_plane_reopen_access_log(s->data)) put_file(out, "access-log", s->o->access_log, "begun", NULL);
 }
 
 /* Options count from the start on, so --config is not read again. Who has changed it is told. */
-static void tell_of_config(const struct serve *s, const char *by, struct kvr_buf *out)
+static void tell_of_config(const struct admin *s, const char *by, struct kvr_buf *out)
 {
     static const char why[] =
         "it has changed, and is read at the start only: restart the router (docs/restart.md); workers that come and go "
         "belong into the file of --discovery file, or into POST /workers";
     if (!s->o->config) return;
-    bool changed = file_look(0, s->o->config) != s->reloads.config_look;
+    bool changed = file_look(0, s->o->config) != config_reloads(s->config)->config_look;
     put_file(out, "config", s->o->config, "not-read", changed ? why : NULL);
     if (changed) kvr_log_warning("kvroute %s: %s: --config: %s", s->o->select_only ? "select" : "serve", by, why);
 }
 
-bool reload_all(struct serve *s, const char *by, struct kvr_buf *out)
+bool reload_all(struct admin *s, const char *by, struct kvr_buf *out)
 {
     bool good = true;
     if (out) {
@@ -261,7 +290,7 @@ bool reload_all(struct serve *s, const char *by, struct kvr_buf *out)
         kvr_json_open(out, '[');
     }
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) good = reload_row(s, &rows[i], by, out) && good;
-    policies_warn_of_keys(s);
+    policies_warn_of_keys(s->config);
     begin_others(s, out);
     tell_of_config(s, by, out);
     if (out) {
@@ -272,7 +301,7 @@ bool reload_all(struct serve *s, const char *by, struct kvr_buf *out)
     return good;
 }
 
-void reload_post(struct serve *s, struct kvr_http_conn *c)
+void reload_post(struct admin *s, struct kvr_http_conn *c)
 {
     struct kvr_buf b = {0};
     bool good = reload_all(s, "POST /reload", &b);

@@ -14,9 +14,12 @@
 #include <math.h>
 #include <string.h>
 
-#include "app/serve/admin/admin.h"
+#include "app/serve/admin/room.h"
 #include "base/lock.h"
 #include "base/lru.h"
+#include "app/serve/common/clock.h"
+#include "app/serve/workers/worker.h"
+#include "app/serve/workers/workers.h"
 
 enum { SELECTION_ID_MAX = 200 };
 
@@ -38,7 +41,7 @@ struct pending {
 
 struct waiting {
     struct waiting *next, *prev, *ready_next;
-    struct serve *serve;
+    struct admin *admin;
     struct kvr_http_conn *conn;
     struct question q;
     struct kvr_router_request rq;
@@ -116,7 +119,7 @@ static void pending_add(struct selection *sel, const struct serve_options *o, st
     sel->pending_bytes += pending_size(p);
 }
 
-bool selection_asks(struct serve *s, const struct partition *p)
+bool selection_asks(struct admin *s, const struct partition *p)
 {
     const struct selection *sel = s->selection;
     bool asks = false;
@@ -127,18 +130,18 @@ bool selection_asks(struct serve *s, const struct partition *p)
     return asks;
 }
 
-static bool have_workers(struct serve *s)
+static bool have_workers(struct admin *s)
 {
     struct selection *sel = s->selection;
     if (!sel->had_workers) {
-        kvr_lock(&s->lock);
-        sel->had_workers = s->workers_n >= s->o->min_initial_workers;
-        kvr_unlock(&s->lock);
+        workers_lock(s->workers);
+        sel->had_workers = workers_count(s->workers) >= s->o->min_initial_workers;
+        workers_unlock(s->workers);
     }
     return sel->had_workers;
 }
 
-bool selection_hold(struct serve *s, struct kvr_http_conn *c)
+bool selection_hold(struct admin *s, struct kvr_http_conn *c)
 {
     struct selection *sel = s->selection;
     if (have_workers(s) || s->o->queue_timeout <= 0) return false;
@@ -173,7 +176,7 @@ static bool held_drop(struct selection *sel, const struct kvr_http_conn *c)
     return false;
 }
 
-void selection_release(struct serve *s)
+void selection_release(struct admin *s)
 {
     struct selection *sel = s->selection;
     static const char body[] = "{\"error\":\"fewer workers than --min-initial-workers have come within --queue-timeout\"}";
@@ -182,7 +185,7 @@ void selection_release(struct serve *s)
     while (sel->held && have_workers(s)) sel->begin(s, held_take(sel, &sel->held));
 }
 
-void selection_tick(struct serve *s)
+void selection_tick(struct admin *s)
 {
     struct selection *sel = s->selection;
     uint64_t now = now_ms();
@@ -204,14 +207,14 @@ void selection_tick(struct serve *s)
 /* ---- ids --------------------------------------------------------------------------------------------- */
 
 /* selection_id, or a new one. `out` gets the book's id: the given one behind "r:". Returns: NULL or the bad member. */
-static const char *read_id(struct serve *s, struct kvr_json o, const char *key, char *out, bool *given)
+static const char *read_id(struct admin *s, struct kvr_json o, const char *key, char *out, bool *given)
 {
     const char *bad = NULL;
     memcpy(out, "r:", 3);
     if (!member_text(o, key, out + 2, SELECTION_ID_MAX + 1, &bad)) return bad;
     *given = out[2] != 0;
     if (!*given)
-        snprintf(out + 2, SELECTION_ID_MAX, "sel-%016llx", (unsigned long long)kvr_mix64(s->salt ^ atomic_fetch_add(&s->next_id, 1)));
+        snprintf(out + 2, SELECTION_ID_MAX, "sel-%016llx", (unsigned long long)kvr_mix64(s->process->salt ^ atomic_fetch_add(&s->process->next_id, 1)));
     return NULL;
 }
 
@@ -235,7 +238,7 @@ static uint64_t *sequence_of(const struct question *q, size_t *n)
     return out;
 }
 
-static bool tracks_prefill(const struct serve *s, const struct question *q)
+static bool tracks_prefill(const struct admin *s, const struct question *q)
 {
     return q->override.set & KVR_OVERRIDE_TRACK_PREFILL_TOKENS ? q->override.track_prefill_tokens : s->o->track_prefill_tokens;
 }
@@ -246,20 +249,20 @@ static struct place place_of(const struct waiting *w)
     return (struct place){w->q.partition, w->result, w->reach};
 }
 
-static void put_scope(struct serve *s, struct kvr_buf *b, const struct waiting *w)
+static void put_scope(struct admin *s, struct kvr_buf *b, const struct waiting *w)
 {
     char model[MODEL_MAX], group[MODEL_MAX];
-    kvr_lock(&s->lock);
-    const struct worker *worker = worker_find_locked(s, w->result.worker.worker_id);
-    snprintf(model, sizeof model, "%s", worker ? worker_model(s, worker) : w->q.model);
+    workers_lock(s->workers);
+    const struct worker *worker = worker_find_locked(s->workers, w->result.worker.worker_id);
+    snprintf(model, sizeof model, "%s", worker ? worker_model(s->workers, worker) : w->q.model);
     snprintf(group, sizeof group, "%s", worker ? worker->group : w->q.group);
-    kvr_unlock(&s->lock);
+    workers_unlock(s->workers);
     kvr_json_put_str(b, "model_name", model);
     kvr_json_put_str(b, "routing_group", group);
 }
 
 /* What reserving adds. */
-static void put_reserved(struct serve *s, struct kvr_buf *b, const struct waiting *w)
+static void put_reserved(struct admin *s, struct kvr_buf *b, const struct waiting *w)
 {
     const struct question *q = &w->q;
     size_t n = 0;
@@ -278,7 +281,7 @@ static void put_reserved(struct serve *s, struct kvr_buf *b, const struct waitin
 }
 
 /* second: of two legs; NULL: there is one. */
-static void put_selection(struct serve *s, struct kvr_buf *b, const struct waiting *w, const struct place *second, bool with_id,
+static void put_selection(struct admin *s, struct kvr_buf *b, const struct waiting *w, const struct place *second, bool with_id,
                           bool reserved)
 {
     struct place first = place_of(w);
@@ -347,7 +350,7 @@ static void put_protocol_rejection(struct kvr_buf *b, const struct kvr_rejection
 
 static void waiting_free(struct waiting *w)
 {
-    struct selection *sel = w->serve->selection;
+    struct selection *sel = w->admin->selection;
     *(w->prev ? &w->prev->next : &sel->waiting) = w->next;
     if (w->next) w->next->prev = w->prev;
     question_free(&w->q);
@@ -357,7 +360,7 @@ static void waiting_free(struct waiting *w)
 static void on_turn(struct kvr_ticket *t, int rc, const struct kvr_router_result *result, const struct kvr_router_ctx *ctx)
 {
     struct waiting *w = t->user;
-    struct selection *sel = w->serve->selection;
+    struct selection *sel = w->admin->selection;
     w->rc = rc;
     if (rc == 0) {
         w->result = *result;
@@ -371,7 +374,7 @@ static void on_turn(struct kvr_ticket *t, int rc, const struct kvr_router_result
 }
 
 /* The caller hears of an error, so the booking is nobody's. */
-static void answer_booked(struct serve *s, struct kvr_http_conn *c, const char *id, int status, struct kvr_buf *b)
+static void answer_booked(struct admin *s, struct kvr_http_conn *c, const char *id, int status, struct kvr_buf *b)
 {
     if (b->failed) {
         struct bookings k = bookings_of(s, id);
@@ -384,15 +387,15 @@ static void answer_chosen(struct waiting *w)
 {
     struct kvr_buf b = {0};
     struct place first = place_of(w), second;
-    int rc = w->q.has_pair ? pairing_find_decode(w->serve, &w->q, &first, w->id, &second) : 0;
+    int rc = w->q.has_pair ? pairing_find_decode(w->admin, &w->q, &first, w->id, &second) : 0;
     if (rc) { /* both or none */
         kvr_router_free(w->q.partition->router, w->id, strlen(w->id));
         refuse(w->conn, rc);
         return;
     }
     if (w->protocol) put_protocol_answer(&b, w);
-    else put_selection(w->serve, &b, w, w->q.has_pair ? &second : NULL, true, true);
-    answer_booked(w->serve, w->conn, w->id, 200, &b);
+    else put_selection(w->admin, &b, w, w->q.has_pair ? &second : NULL, true, true);
+    answer_booked(w->admin, w->conn, w->id, 200, &b);
 }
 
 static void answer(struct waiting *w)
@@ -428,7 +431,7 @@ static void take_ready(uv_async_t *a)
 
 static void leave_ready_list(struct waiting *w)
 {
-    struct selection *sel = w->serve->selection;
+    struct selection *sel = w->admin->selection;
     kvr_lock(&sel->lock);
     struct waiting **p = &sel->ready;
     while (*p && *p != w) p = &(*p)->ready_next;
@@ -436,7 +439,7 @@ static void leave_ready_list(struct waiting *w)
     kvr_unlock(&sel->lock);
 }
 
-void selection_gone(struct serve *s, struct kvr_http_conn *c)
+void selection_gone(struct admin *s, struct kvr_http_conn *c)
 {
     struct waiting *w = held_drop(s->selection, c) ? NULL : kvr_http_conn_user(c);
     if (!w) return;
@@ -447,12 +450,12 @@ void selection_gone(struct serve *s, struct kvr_http_conn *c)
     waiting_free(w);
 }
 
-static void reserve_now_or_later(struct serve *s, struct kvr_http_conn *c, struct waiting *w)
+static void reserve_now_or_later(struct admin *s, struct kvr_http_conn *c, struct waiting *w)
 {
     struct selection *sel = s->selection;
     struct kvr_router_ctx *ctx = admin_ctx(s, w->q.partition);
     struct bookings known = bookings_of(s, w->id);
-    w->serve = s;
+    w->admin = s;
     w->conn = c;
     w->next = sel->waiting;
     if (sel->waiting) sel->waiting->prev = w;
@@ -477,7 +480,7 @@ static void reserve_now_or_later(struct serve *s, struct kvr_http_conn *c, struc
 }
 
 /* Returns: false without memory. */
-static bool remember(struct serve *s, const struct waiting *w)
+static bool remember(struct admin *s, const struct waiting *w)
 {
     size_t n = 0;
     uint64_t *seqs = sequence_of(&w->q, &n);
@@ -499,7 +502,7 @@ static bool remember(struct serve *s, const struct waiting *w)
     return p != NULL;
 }
 
-static void select_only(struct serve *s, struct kvr_http_conn *c, struct waiting *w, bool given)
+static void select_only(struct admin *s, struct kvr_http_conn *c, struct waiting *w, bool given)
 {
     struct kvr_router_ctx *ctx = admin_ctx(s, w->q.partition);
     struct kvr_buf b = {0};
@@ -519,9 +522,9 @@ static void select_only(struct serve *s, struct kvr_http_conn *c, struct waiting
 }
 
 /* What is asked for: two legs are booked in one go or not at all. */
-enum wish { WISH_ONE, WISH_PAIR, WISH_RESERVED };
+enum selection_kind { SELECTS_ONE, SELECTS_PAIR, SELECTS_RESERVED };
 
-static void begin_selection(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, enum wish wish)
+static void begin_selection(struct admin *s, struct kvr_http_conn *c, struct kvr_json o, enum selection_kind wish)
 {
     struct waiting *w = calloc(1, sizeof *w);
     bool given = false;
@@ -529,9 +532,9 @@ static void begin_selection(struct serve *s, struct kvr_http_conn *c, struct kvr
         admin_error(c, 503, "out of memory");
         return;
     }
-    const char *bad = wish == WISH_PAIR ? NULL : read_id(s, o, "selection_id", w->id, &given);
+    const char *bad = wish == SELECTS_PAIR ? NULL : read_id(s, o, "selection_id", w->id, &given);
     if (bad) admin_bad_field(c, bad);
-    if (bad || !(wish == WISH_PAIR ? question_read_pair : question_read)(s, c, o, &w->q)) {
+    if (bad || !(wish == SELECTS_PAIR ? question_read_pair : question_read)(s, c, o, &w->q)) {
         free(w);
         return;
     }
@@ -539,11 +542,11 @@ static void begin_selection(struct serve *s, struct kvr_http_conn *c, struct kvr
         admin_bad_field(c, "token_ids"); /* sequence hashes alone say nothing about overlap */
     } else if (!w->q.isl) {
         admin_bad_field(c, "isl_tokens");
-    } else if (wish == WISH_ONE && w->q.two) {
+    } else if (wish == SELECTS_ONE && w->q.two) {
         admin_error(c, 400, "field 'legs': a pair is chosen by /select_pair, or booked by /select_and_reserve");
     } else {
         if (w->q.has_pair) pairing_judge(s, &w->q);
-        if (wish == WISH_RESERVED) {
+        if (wish == SELECTS_RESERVED) {
             reserve_now_or_later(s, c, w);
             return;
         }
@@ -553,14 +556,14 @@ static void begin_selection(struct serve *s, struct kvr_http_conn *c, struct kvr
     free(w);
 }
 
-void selection_select(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, bool reserve)
+void selection_select(struct admin *s, struct kvr_http_conn *c, struct kvr_json o, bool reserve)
 {
-    begin_selection(s, c, o, reserve ? WISH_RESERVED : WISH_ONE);
+    begin_selection(s, c, o, reserve ? SELECTS_RESERVED : SELECTS_ONE);
 }
 
-void selection_pair(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+void selection_pair(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
 {
-    begin_selection(s, c, o, WISH_PAIR);
+    begin_selection(s, c, o, SELECTS_PAIR);
 }
 
 /* ---- reservations ------------------------------------------------------------------------------------ */
@@ -575,7 +578,7 @@ struct booking {
 };
 
 /* Returns: whether it can be tried again: there was no memory. */
-static bool book(struct serve *s, struct kvr_http_conn *c, const char *id, const struct booking *k)
+static bool book(struct admin *s, struct kvr_http_conn *c, const char *id, const struct booking *k)
 {
     struct kvr_override tracked = {.set = KVR_OVERRIDE_TRACK_PREFILL_TOKENS, .track_prefill_tokens = k->track_prefill};
     struct kvr_router_request rq = {
@@ -605,7 +608,7 @@ static bool book(struct serve *s, struct kvr_http_conn *c, const char *id, const
     return again;
 }
 
-static void reserve_pending(struct serve *s, struct kvr_http_conn *c, const char *id)
+static void reserve_pending(struct admin *s, struct kvr_http_conn *c, const char *id)
 {
     struct pending *p = pending_find(s->selection, id + 2);
     if (!p || p->expires_ms <= now_ms()) {
@@ -617,15 +620,15 @@ static void reserve_pending(struct serve *s, struct kvr_http_conn *c, const char
 }
 
 /* Prefill workers are apart from those that answer, and the caller has chosen one of them. */
-static void take_partition_of(struct serve *s, struct question *q, uint64_t worker_id)
+static void take_partition_of(struct admin *s, struct question *q, uint64_t worker_id)
 {
-    kvr_lock(&s->lock);
-    const struct worker *w = worker_find_locked(s, worker_id);
+    workers_lock(s->workers);
+    const struct worker *w = worker_find_locked(s->workers, worker_id);
     if (w && w->role == ROLE_PREFILL) q->partition = w->partition;
-    kvr_unlock(&s->lock);
+    workers_unlock(s->workers);
 }
 
-static void reserve_explicit(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, const char *id)
+static void reserve_explicit(struct admin *s, struct kvr_http_conn *c, struct kvr_json o, const char *id)
 {
     struct question q;
     uint64_t worker = 0, rank = 0, effective = UINT64_MAX;
@@ -653,7 +656,7 @@ static void reserve_explicit(struct serve *s, struct kvr_http_conn *c, struct kv
     question_free(&q);
 }
 
-void selection_reserve(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+void selection_reserve(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
 {
     char id[SELECTION_ID_MAX + 3];
     bool given = false, explicit_form = kvr_json_type_of(kvr_json_get(o, "worker_id")) > KVR_JSON_NULL;
@@ -663,7 +666,7 @@ void selection_reserve(struct serve *s, struct kvr_http_conn *c, struct kvr_json
     else reserve_pending(s, c, id);
 }
 
-static void output_block(struct serve *s, struct kvr_http_conn *c, struct partition *partition, const char *id)
+static void output_block(struct admin *s, struct kvr_http_conn *c, struct partition *partition, const char *id)
 {
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
     double fraction = -1;
@@ -681,7 +684,7 @@ static void output_block(struct serve *s, struct kvr_http_conn *c, struct partit
     else admin_error(c, 404, "reservation not found");
 }
 
-static void end_or_mark(struct serve *s, struct kvr_http_conn *c, const struct bookings *k, const char *id, struct kvr_text verb)
+static void end_or_mark(struct admin *s, struct kvr_http_conn *c, const struct bookings *k, const char *id, struct kvr_text verb)
 {
     if (kvr_text_is(verb, "output_block")) {
         output_block(s, c, k->main ? k->main : k->prefill, id);
@@ -693,7 +696,7 @@ static void end_or_mark(struct serve *s, struct kvr_http_conn *c, const struct b
     admin_ok(c, 200);
 }
 
-void selection_one(struct serve *s, struct kvr_http_conn *c, const char *name, size_t len, struct kvr_text verb)
+void selection_one(struct admin *s, struct kvr_http_conn *c, const char *name, size_t len, struct kvr_text verb)
 {
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
     char id[SELECTION_ID_MAX + 3] = "r:";
@@ -724,7 +727,7 @@ static void answer_marked(struct kvr_http_conn *c, const char *method, bool succ
     admin_reply(c, 200, &b);
 }
 
-static void protocol_new(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, const char *id, bool named)
+static void protocol_new(struct admin *s, struct kvr_http_conn *c, struct kvr_json o, const char *id, bool named)
 {
     if (kvr_http_conn_request(c)->body && selection_hold(s, c)) return;
     struct waiting *w = calloc(1, sizeof *w);
@@ -748,7 +751,7 @@ static void protocol_new(struct serve *s, struct kvr_http_conn *c, struct kvr_js
     free(w);
 }
 
-void selection_request(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+void selection_request(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
 {
     char id[SELECTION_ID_MAX + 3], method[32] = "";
     const char *bad = NULL;
@@ -785,7 +788,7 @@ void selection_request(struct serve *s, struct kvr_http_conn *c, struct kvr_json
 
 /* ---- life -------------------------------------------------------------------------------------------- */
 
-int selection_start(struct serve *s, selection_begin_fn *begin)
+int selection_start(struct admin *s, selection_begin_fn *begin)
 {
     struct selection *sel = s->selection = calloc(1, sizeof *sel);
     if (!sel) return UV_ENOMEM;
@@ -793,12 +796,12 @@ int selection_start(struct serve *s, selection_begin_fn *begin)
     sel->held_end = &sel->held;
     sel->begin = begin;
     sel->wake.data = sel;
-    int rc = kvr_lru_init(&sel->pending) ? UV_ENOMEM : uv_async_init(&s->main_loop, &sel->wake, take_ready);
+    int rc = kvr_lru_init(&sel->pending) ? UV_ENOMEM : uv_async_init(&s->process->main_loop, &sel->wake, take_ready);
     sel->running = rc == 0;
     return rc;
 }
 
-void selection_stop(struct serve *s)
+void selection_stop(struct admin *s)
 {
     struct selection *sel = s->selection;
     if (!sel) return;
@@ -808,7 +811,7 @@ void selection_stop(struct serve *s)
     sel->running = false;
 }
 
-void selection_destroy(struct serve *s)
+void selection_destroy(struct admin *s)
 {
     if (s->selection) kvr_lock_destroy(&s->selection->lock);
     free(s->selection);

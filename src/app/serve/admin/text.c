@@ -8,13 +8,13 @@
  */
 #include <string.h>
 
-#include "app/serve/admin/admin.h"
+#include "app/serve/admin/room.h"
 #include "app/serve/tokenizers/tokenizers.h"
 #include "token/given.h"
 #include "token/library.h"
 #include "wire/prompt_question.h"
 
-int admin_text_open(struct serve *s, char *err, size_t cap)
+int admin_text_open(struct admin *s, char *err, size_t cap)
 {
     const struct serve_options *o = s->o;
     if (!o->select_only || !o->tokenizer_dirs_n) return 0;
@@ -34,7 +34,7 @@ static void refuse(struct admin_text *t, int status, const char *why, const char
     snprintf(t->why, sizeof t->why, "%s%s%s", why, *detail ? ": " : "", detail);
 }
 
-static void with_folder(const struct serve *s, const char *model, const struct kvr_buf *question, struct admin_text *t)
+static void with_folder(const struct admin *s, const char *model, const struct kvr_buf *question, struct admin_text *t)
 {
     char why[sizeof t->why - 64];
     int rc = kvr_given_tokens_make(s->given_tokens, model, question->data, question->len, &t->ids, why, sizeof why);
@@ -42,9 +42,9 @@ static void with_folder(const struct serve *s, const char *model, const struct k
     else if (rc) refuse(t, 400, "the prompt's tokens cannot be made here", why);
 }
 
-static void with_trusted(const struct serve *s, const char *model, const struct kvr_buf *question, struct admin_text *t)
+static void with_trusted(const struct admin *s, const char *model, const struct kvr_buf *question, struct admin_text *t)
 {
-    struct kvr_tokenizer *tokenizer = tokenizers_find(s, model);
+    struct kvr_tokenizer *tokenizer = tokenizers_find(s->tokenizers, model);
     if (kvr_tokenizer_state(tokenizer) != KVR_TRUST_TRUSTED) {
         refuse(t, 503, "the model's tokens are not made here now (GET /tokenizers)", kvr_trust_name(kvr_tokenizer_state(tokenizer)));
     } else if (kvr_tokenizer_make(tokenizer, question->data, question->len, &t->ids)) {
@@ -53,12 +53,12 @@ static void with_trusted(const struct serve *s, const char *model, const struct 
 }
 
 /* Is there anything that makes tokens of this model? */
-static bool has_tokenizer(const struct serve *s, const char *model)
+static bool has_tokenizer(const struct admin *s, const char *model)
 {
-    return s->o->select_only ? kvr_given_tokens_has(s->given_tokens, model) : tokenizers_find(s, model) != NULL;
+    return s->o->select_only ? kvr_given_tokens_has(s->given_tokens, model) : tokenizers_find(s->tokenizers, model) != NULL;
 }
 
-void admin_text_make(const struct serve *s, struct kvr_json o, const char *body, size_t len, struct admin_text *t)
+void admin_text_make(const struct admin *s, struct kvr_json o, const char *body, size_t len, struct admin_text *t)
 {
     struct kvr_buf question = {0};
     const char *why, *bad = NULL;

@@ -5,7 +5,10 @@
  */
 #include <string.h>
 
-#include "app/serve/admin/admin.h"
+#include "app/serve/admin/room.h"
+#include "app/serve/workers/worker.h"
+#include "base/lock.h"
+#include "app/serve/workers/workers.h"
 
 enum { TRACKER_ID_MAX = 200 };
 
@@ -15,7 +18,7 @@ struct scope {
 };
 
 /* model_name, routing_group and, when wanted, request_id. Returns: false after having answered. */
-static bool read_scope(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, bool wants_id, struct scope *out)
+static bool read_scope(struct admin *s, struct kvr_http_conn *c, struct kvr_json o, bool wants_id, struct scope *out)
 {
     const char *bad = NULL;
     memset(out, 0, sizeof *out);
@@ -28,9 +31,9 @@ static bool read_scope(struct serve *s, struct kvr_http_conn *c, struct kvr_json
         admin_bad_field(c, bad);
         return false;
     }
-    kvr_lock(&s->lock);
-    out->partition = partition_find_locked(s, out->model, out->group);
-    kvr_unlock(&s->lock);
+    workers_lock(s->workers);
+    out->partition = partition_find_locked(s->workers, out->model, out->group);
+    workers_unlock(s->workers);
     return true;
 }
 
@@ -49,14 +52,14 @@ static bool same_registration(const struct worker *a, const struct worker *b)
            a->dp_size == b->dp_size;
 }
 
-void tracker_register(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+void tracker_register(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
 {
     struct worker_spec spec;
     struct worker *w = &spec.w;
     uint64_t block_size = 0, start = 0, size = 0;
     const char *bad = NULL;
     char err[256];
-    worker_spec_init(s, &spec);
+    worker_spec_init(s->workers, &spec);
     if (!kvr_json_as_u64(kvr_json_get(o, "worker_id"), &w->id)) bad = "worker_id";
     else if (member_text(o, "model_name", w->model, MODEL_MAX, &bad) && member_text(o, "routing_group", w->group, MODEL_MAX, &bad) &&
              member_u64(o, "block_size", 65536, &block_size, &bad) && member_u64(o, "dp_start", 1u << 20, &start, &bad) &&
@@ -69,17 +72,17 @@ void tracker_register(struct serve *s, struct kvr_http_conn *c, struct kvr_json 
     w->block_size = (uint32_t)block_size;
     w->dp_start = (uint32_t)start;
     w->dp_size = (uint32_t)size;
-    kvr_lock(&s->lock);
-    const struct worker *known = worker_find_locked(s, w->id);
+    workers_lock(s->workers);
+    const struct worker *known = worker_find_locked(s->workers, w->id);
     bool other = known && !same_registration(known, w);
-    kvr_unlock(&s->lock);
+    workers_unlock(s->workers);
     if (other) admin_error(c, 409, "worker_id is registered otherwise");
     else if (known) admin_ok(c, 201); /* once more: what is booked there stays */
-    else if (worker_add(s, w, err, sizeof err)) admin_not_added(c, err);
+    else if (worker_add(s->workers, w, err, sizeof err)) admin_not_added(c, err);
     else admin_ok(c, 201);
 }
 
-void tracker_unregister(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+void tracker_unregister(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
 {
     struct scope sc;
     uint64_t id = 0;
@@ -88,15 +91,15 @@ void tracker_unregister(struct serve *s, struct kvr_http_conn *c, struct kvr_jso
         return;
     }
     if (!read_scope(s, c, o, false, &sc) || !known_scope(c, &sc)) return;
-    kvr_lock(&s->lock);
-    const struct worker *w = worker_find_locked(s, id);
+    workers_lock(s->workers);
+    const struct worker *w = worker_find_locked(s->workers, id);
     bool here = w && w->partition == sc.partition;
-    kvr_unlock(&s->lock);
-    if (here && worker_remove(s, id)) admin_ok(c, 200);
+    workers_unlock(s->workers);
+    if (here && worker_remove(s->workers, id)) admin_ok(c, 200);
     else admin_error(c, 404, "worker not found");
 }
 
-void tracker_add(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+void tracker_add(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
 {
     struct scope sc;
     uint64_t rank = 0, isl = 0, *seqs = NULL;
@@ -123,7 +126,7 @@ void tracker_add(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
     free(seqs);
 }
 
-void tracker_prefill_complete(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+void tracker_prefill_complete(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
 {
     struct scope sc;
     if (!read_scope(s, c, o, true, &sc) || !known_scope(c, &sc)) return;
@@ -131,7 +134,7 @@ void tracker_prefill_complete(struct serve *s, struct kvr_http_conn *c, struct k
     else admin_error(c, 404, "request not found");
 }
 
-void tracker_free(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+void tracker_free(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
 {
     struct scope sc;
     if (!read_scope(s, c, o, true, &sc) || !known_scope(c, &sc)) return;

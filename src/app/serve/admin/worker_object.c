@@ -2,10 +2,15 @@
 /* /workers: the worker object of the selection service's API, in and out. */
 #include <string.h>
 
-#include "app/serve/admin/admin.h"
+#include "app/serve/admin/room.h"
 #include "app/serve/workers/evidence.h"
 #include "app/serve/workers/tiers.h"
 #include "app/serve/workers/worker_tls.h"
+#include "app/serve/common/clock.h"
+#include "app/serve/workers/learn.h"
+#include "app/serve/workers/rank.h"
+#include "app/serve/workers/telling.h"
+#include "app/serve/workers/views.h"
 
 static void put_endpoints(struct kvr_buf *b, const char *key, const struct worker *w, enum rank_socket which)
 {
@@ -71,7 +76,7 @@ static size_t first_view(const struct kvr_view_status *st, size_t n, uint64_t wo
     return low;
 }
 
-static void put_views(struct serve *s, struct kvr_buf *b, const struct worker *w, const struct kvr_view_status *st, size_t n)
+static void put_views(struct admin *s, struct kvr_buf *b, const struct worker *w, const struct kvr_view_status *st, size_t n)
 {
     kvr_json_key(b, "views");
     kvr_json_open(b, '[');
@@ -97,11 +102,11 @@ static void put_views(struct serve *s, struct kvr_buf *b, const struct worker *w
         kvr_json_put_u64(b, "recovered_dumps", st[i].recovered_dumps);
         kvr_json_put_u64(b, "blocks", w->partition->index ? kvr_index_rank_blocks(w->partition->index, st[i].worker) : 0);
         if (w->partition->index) put_tiers(b, w->partition->index, &st[i]);
-        evidence_write(s, b, st[i].worker);
+        evidence_write(s->workers, b, st[i].worker);
         kvr_json_close(b, '}');
     }
-    for (uint32_t r = 0; s->ingest && r < w->dp_size; r++) {
-        if (views_has_source(s, w, r)) continue;
+    for (uint32_t r = 0; views_run(s->workers) && r < w->dp_size; r++) {
+        if (views_has_source(s->workers, w, r)) continue;
         kvr_json_open(b, '{');
         kvr_json_put_u64(b, "dp_rank", w->dp_start + r);
         kvr_json_put_str(b, "state", "none");
@@ -194,11 +199,11 @@ static void put_standing(struct kvr_buf *b, const struct worker *w)
 }
 
 /* w: a copy, so that nobody waits while it is written. */
-static void put_worker(struct serve *s, struct kvr_buf *b, const struct worker *w, const struct kvr_view_status *st, size_t n)
+static void put_worker(struct admin *s, struct kvr_buf *b, const struct worker *w, const struct kvr_view_status *st, size_t n)
 {
     kvr_json_open(b, '{');
     kvr_json_put_u64(b, "worker_id", w->id);
-    kvr_json_put_str(b, "model_name", worker_model(s, w));
+    kvr_json_put_str(b, "model_name", worker_model(s->workers, w));
     kvr_json_put_str(b, "routing_group", w->group);
     kvr_json_put_str(b, "endpoint", w->url);
     kvr_json_put_u64(b, "block_size", w->block_size);
@@ -223,7 +228,7 @@ static void put_worker(struct serve *s, struct kvr_buf *b, const struct worker *
     kvr_json_close(b, ']');
     put_model(b, w);
     put_generation(b, w);
-    if (learns(s, w)) learnt_write(b, w);
+    if (learns(s->workers, w)) learnt_write(b, w);
     telling_write_locked(w, b);
     kvr_json_put_u64(b, "requests", w->requests);
     kvr_json_put_u64(b, "errors", w->errors);
@@ -232,12 +237,12 @@ static void put_worker(struct serve *s, struct kvr_buf *b, const struct worker *
 }
 
 /* Returns: whether it is one of those that are asked for. */
-static bool copy_of(struct serve *s, const struct worker *w, const char *model, const char *group, struct worker_spec *out)
+static bool copy_of(struct admin *s, const struct worker *w, const char *model, const char *group, struct worker_spec *out)
 {
-    kvr_lock(&s->lock);
-    bool wanted = (!model || !strcmp(model, worker_model(s, w))) && (!group || !strcmp(group, w->group));
+    workers_lock(s->workers);
+    bool wanted = (!model || !strcmp(model, worker_model(s->workers, w))) && (!group || !strcmp(group, w->group));
     if (wanted) worker_copy_locked(out, w);
-    kvr_unlock(&s->lock);
+    workers_unlock(s->workers);
     out->w.health = w->health;
     out->w.open_until_ms = w->open_until_ms;
     out->w.draining = w->draining;
@@ -245,16 +250,15 @@ static bool copy_of(struct serve *s, const struct worker *w, const char *model, 
     return wanted;
 }
 
-void admin_workers_write(struct serve *s, struct kvr_buf *b, const char *model, const char *group)
+void admin_workers_write(struct admin *s, struct kvr_buf *b, const char *model, const char *group)
 {
-    size_t room = s->ingest ? kvr_ingest_status(s->ingest, NULL, 0) + 8 : 1; /* some may come meanwhile */
-    struct kvr_view_status *st = calloc(room, sizeof *st);
+    size_t n;
+    struct kvr_view_status *st = views_status(s->workers, &n);
     struct worker_spec *copy = malloc(sizeof *copy);
-    size_t n = s->ingest && st ? KVR_MIN(kvr_ingest_status(s->ingest, st, room), room) : 0;
     if (!st || !copy) b->failed = true;
     if (n) qsort(st, n, sizeof *st, by_rank);
     kvr_json_open(b, '[');
-    for (const struct worker *w = s->workers; w && !b->failed; w = w->next)
+    for (const struct worker *w = workers_first(s->workers); w && !b->failed; w = w->next)
         if (copy_of(s, w, model, group, copy)) put_worker(s, b, &copy->w, st, n);
     kvr_json_close(b, ']');
     free(copy);
@@ -275,10 +279,10 @@ static void reset_runtime(struct worker *w)
     for (uint32_t r = 0; r < w->dp_size; r++) w->ranks[r].load = (struct rank_load){0};
 }
 
-static void save_worker(struct serve *s, struct kvr_http_conn *c, struct worker *w, int status)
+static void save_worker(struct admin *s, struct kvr_http_conn *c, struct worker *w, int status)
 {
     char err[256];
-    if (worker_add(s, w, err, sizeof err)) admin_not_added(c, err);
+    if (worker_add(s->workers, w, err, sizeof err)) admin_not_added(c, err);
     else admin_ok(c, status);
 }
 
@@ -294,7 +298,7 @@ static bool all_is_known(struct kvr_http_conn *c, struct kvr_json o)
     return false;
 }
 
-static bool is_the_only_one(struct serve *s, struct kvr_http_conn *c, struct kvr_json o, const struct worker *w)
+static bool is_the_only_one(struct admin *s, struct kvr_http_conn *c, struct kvr_json o, const struct worker *w)
 {
     char text[200];
     bool force = false;
@@ -303,7 +307,7 @@ static bool is_the_only_one(struct serve *s, struct kvr_http_conn *c, struct kvr
         admin_bad_field(c, bad);
         return false;
     }
-    uint64_t twin = force || s->o->select_only ? 0 : worker_twin(s, w);
+    uint64_t twin = force || s->o->select_only ? 0 : worker_twin(s->workers, w);
     if (!twin) return true;
     snprintf(text, sizeof text, "worker %llu has this endpoint already; remove it first, or send \"force\": true",
              (unsigned long long)twin);
@@ -311,11 +315,11 @@ static bool is_the_only_one(struct serve *s, struct kvr_http_conn *c, struct kvr
     return false;
 }
 
-void admin_post_worker(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+void admin_post_worker(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
 {
     struct worker_spec spec;
     if (!all_is_known(c, o)) return;
-    worker_spec_init(s, &spec);
+    worker_spec_init(s->workers, &spec);
     if (!kvr_json_as_u64(kvr_json_get(o, "worker_id"), &spec.w.id)) {
         admin_bad_field(c, "worker_id");
         return;
@@ -327,7 +331,7 @@ void admin_post_worker(struct serve *s, struct kvr_http_conn *c, struct kvr_json
 }
 
 /* The state alone: nothing else of the worker is touched, its views least of all. Returns: whether it was that, and is answered. */
-static bool patch_state(struct serve *s, struct kvr_http_conn *c, uint64_t id, struct kvr_json o)
+static bool patch_state(struct admin *s, struct kvr_http_conn *c, uint64_t id, struct kvr_json o)
 {
     char state[16] = "";
     const char *bad = NULL;
@@ -337,19 +341,19 @@ static bool patch_state(struct serve *s, struct kvr_http_conn *c, uint64_t id, s
         admin_bad_field(c, "state");
         return true;
     }
-    if (worker_set_draining(s, id, drains)) admin_ok(c, 200);
+    if (worker_set_draining(s->workers, id, drains)) admin_ok(c, 200);
     else admin_error(c, 404, "worker not found");
     return true;
 }
 
-void admin_patch_worker(struct serve *s, struct kvr_http_conn *c, uint64_t id, struct kvr_json o)
+void admin_patch_worker(struct admin *s, struct kvr_http_conn *c, uint64_t id, struct kvr_json o)
 {
     struct worker_spec spec;
     if (!all_is_known(c, o)) return;
-    kvr_lock(&s->lock);
-    const struct worker *old = worker_find_locked(s, id);
+    workers_lock(s->workers);
+    const struct worker *old = worker_find_locked(s->workers, id);
     if (old) worker_copy_locked(&spec, old);
-    kvr_unlock(&s->lock);
+    workers_unlock(s->workers);
     if (!old) {
         admin_error(c, 404, "worker not found");
         return;

@@ -4,6 +4,8 @@
 
 #include "base/base.h"
 
+enum { TICK_MS = 100 }; /* of what the main loop looks after */
+
 /* Of the monotonic clock. */
 static inline uint64_t now_ms(void)
 {

@@ -5,7 +5,9 @@
 
 #include <string.h>
 
-#include "app/serve/state.h"
+#include "app/serve/common/limits.h"
+#include "base/base.h"
+#include "wire/handoff_protocol.h"
 
 #define TLS_FILE "a PEM file that can be read (the log says more), at most 239 characters; only with an https:// endpoint"
 #define U64      "a whole number from 0 to 18446744073709551615"

@@ -5,9 +5,10 @@
 #include <string.h>
 #include <time.h>
 
-#include "app/serve/state.h"
+#include "app/serve/config/room.h"
 #include "base/log.h"
 #include "wire/prom_page.h"
+#include "app/serve/common/clock.h"
 
 enum { WARN_DAYS = 14, DAY_S = 86400, LOOK_EVERY_MS = 3600 * 1000 };
 
@@ -17,7 +18,7 @@ struct door {
     struct kvr_tls_files files;
 };
 
-static size_t doors_of(struct serve *s, struct door out[2])
+static size_t doors_of(struct config *s, struct door out[2])
 {
     const struct serve_options *o = s->o;
     size_t n = 0;
@@ -33,7 +34,7 @@ static bool wants_trust(const struct serve_options *o)
     return o->tls_ca || (o->outgoing_tls_cert && o->outgoing_tls_key);
 }
 
-static int read_trust(struct serve *s, char *err, size_t cap)
+static int read_trust(struct config *s, char *err, size_t cap)
 {
     const struct serve_options *o = s->o;
     bool pair = o->outgoing_tls_cert && o->outgoing_tls_key; /* else a check has said so */
@@ -41,7 +42,7 @@ static int read_trust(struct serve *s, char *err, size_t cap)
     return kvr_tls_trust(&c, err, cap);
 }
 
-static void warn_of_end(const struct serve *s, const struct door *d)
+static void warn_of_end(const struct config *s, const struct door *d)
 {
     int64_t left = kvr_tls_ctx_expires(*d->tls) - (int64_t)time(NULL);
     const char *name = s->o->select_only ? "select" : "serve";
@@ -51,7 +52,7 @@ static void warn_of_end(const struct serve *s, const struct door *d)
                         (long long)(left / DAY_S));
 }
 
-static int open_trust(struct serve *s, char *err, size_t cap)
+static int open_trust(struct config *s, char *err, size_t cap)
 {
     char why[400];
     if (!wants_trust(s->o) || read_trust(s, why, sizeof why) == 0) return 0;
@@ -59,7 +60,7 @@ static int open_trust(struct serve *s, char *err, size_t cap)
     return -1;
 }
 
-static int open_door(struct serve *s, const struct door *d, char *err, size_t cap)
+static int open_door(struct config *s, const struct door *d, char *err, size_t cap)
 {
     char why[400];
     *d->tls = kvr_tls_ctx_new(&d->files, why, sizeof why);
@@ -72,7 +73,7 @@ static int open_door(struct serve *s, const struct door *d, char *err, size_t ca
     return -1;
 }
 
-int doors_open(struct serve *s, char *err, size_t cap)
+int doors_open(struct config *s, char *err, size_t cap)
 {
     struct door doors[2];
     size_t n = doors_of(s, doors);
@@ -82,7 +83,7 @@ int doors_open(struct serve *s, char *err, size_t cap)
     return 0;
 }
 
-void doors_check(struct serve *s, void (*wrong)(void *arg, const char *key, const char *text), void *arg)
+void doors_check(struct config *s, void (*wrong)(void *arg, const char *key, const char *text), void *arg)
 {
     struct door doors[2];
     char err[1024], key[32];
@@ -101,7 +102,7 @@ static void add_reason(char *err, size_t cap, const char *option, const char *wh
     snprintf(err + n, cap - n, "%s%s: %s", n ? "; " : "", option, why);
 }
 
-int doors_reload(struct serve *s, char *err, size_t cap)
+int doors_reload(struct config *s, char *err, size_t cap)
 {
     struct door doors[2];
     char why[400], option[40];
@@ -121,7 +122,7 @@ int doors_reload(struct serve *s, char *err, size_t cap)
     return err[0] ? -1 : 0;
 }
 
-void doors_tick(struct serve *s)
+void doors_tick(struct config *s)
 {
     struct door doors[2];
     if (now_ms() < s->doors_due_ms) return;
@@ -131,7 +132,7 @@ void doors_tick(struct serve *s)
     for (size_t i = 0, n = doors_of(s, doors); i < n; i++) warn_of_end(s, &doors[i]);
 }
 
-void doors_metrics(struct serve *s, struct kvr_prom_page *out)
+void doors_metrics(struct config *s, struct kvr_prom_page *out)
 {
     struct door doors[2];
     size_t n = doors_of(s, doors);

@@ -9,17 +9,17 @@
 #include <stddef.h>
 
 struct kvr_prom_page;
-struct serve;
+struct config;
 
 /* Returns: 0, or -1 with the reason in err, which names the option. */
-int doors_open(struct serve *s, char *err, size_t cap);
+int doors_open(struct config *s, char *err, size_t cap);
 /* The same of all of them: of each that cannot be opened `wrong` hears, with an option of it. */
-void doors_check(struct serve *s, void (*wrong)(void *arg, const char *key, const char *text), void *arg);
+void doors_check(struct config *s, void (*wrong)(void *arg, const char *key, const char *text), void *arg);
 /* Reads all again; those that cannot be read stay as they were. Returns: 0, or -1 with all reasons in err. */
-int doors_reload(struct serve *s, char *err, size_t cap);
+int doors_reload(struct config *s, char *err, size_t cap);
 /* Once an hour: warns of certificates that end soon. */
-void doors_tick(struct serve *s);
+void doors_tick(struct config *s);
 /* kvroute_tls_certificate_expiry_timestamp_seconds by port. */
-void doors_metrics(struct serve *s, struct kvr_prom_page *out);
+void doors_metrics(struct config *s, struct kvr_prom_page *out);
 
 #endif

@@ -6,9 +6,10 @@
 #include <string.h>
 #include <time.h>
 
-#include "app/serve/state.h"
+#include "app/serve/config/room.h"
 #include "base/log.h"
 #include "wire/prom_page.h"
+#include "app/serve/workers/partition.h"
 
 enum { LABELLED_MAX = 256 }; /* keys with metrics of their own; the others share those of OTHERS */
 #define OTHERS "_other"
@@ -128,8 +129,9 @@ void keyring_let_go(struct keyring *ring)
     if (ring && atomic_fetch_sub(&ring->holders, 1) == 1) ring_free(ring);
 }
 
-struct keyring *keyring_hold(struct keyrings *k)
+struct keyring *keyring_hold(struct config *s)
 {
+    struct keyrings *k = &s->keyrings;
     if (!k->path) return NULL;
     kvr_lock(&k->lock);
     struct keyring *ring = k->now;
@@ -231,18 +233,19 @@ bool keyrings_next_classless(const char *path, const struct api_keys *f, const s
     return false;
 }
 
-static int check_classes(const struct serve *s, const struct api_keys *f, char *err, size_t cap)
+static int check_classes(const struct config *s, const struct api_keys *f, char *err, size_t cap)
 {
-    size_t at = 0;
-    return keyrings_next_classless(s->keyrings.path, f, s->profiles, s->profiles_n, &at, err, cap) ? -1 : 0;
+    size_t at = 0, n;
+    const struct policy_profile *profiles = partitions_policies(s->workers, &n);
+    return keyrings_next_classless(s->keyrings.path, f, profiles, n, &at, err, cap) ? -1 : 0;
 }
 
-bool keyrings_have_classes(const struct serve *s, char *err, size_t cap)
+bool keyrings_have_classes(const struct config *s, char *err, size_t cap)
 {
     return !s->keyrings.now || check_classes(s, &s->keyrings.now->file, err, cap) == 0;
 }
 
-int keyrings_reload(struct serve *s, char *err, size_t cap)
+int keyrings_reload(struct config *s, char *err, size_t cap)
 {
     struct keyrings *k = &s->keyrings;
     struct keyring *fresh = calloc(1, sizeof *fresh), *old = k->now; /* only this thread changes it */
@@ -273,7 +276,7 @@ int keyrings_reload(struct serve *s, char *err, size_t cap)
     return 0;
 }
 
-int keyrings_open(struct serve *s, char *err, size_t cap)
+int keyrings_open(struct config *s, char *err, size_t cap)
 {
     char why[400];
     s->keyrings.path = s->o->api_key_file;
@@ -282,7 +285,17 @@ int keyrings_open(struct serve *s, char *err, size_t cap)
     return -1;
 }
 
-void keyrings_close(struct serve *s)
+bool keyrings_are_used(const struct config *s)
+{
+    return s->keyrings.path != NULL;
+}
+
+void keyrings_count_nobodys(struct config *s, enum key_refusal why)
+{
+    atomic_fetch_add_explicit(&s->keyrings.nobody[why], 1, memory_order_relaxed);
+}
+
+void keyrings_close(struct config *s)
 {
     keyring_let_go(s->keyrings.now);
     kvr_lock_destroy(&s->keyrings.lock);
@@ -370,9 +383,9 @@ static void put_key(struct kvr_buf *b, const struct api_key *k)
     kvr_json_close(b, '}');
 }
 
-void keyrings_write(struct serve *s, struct kvr_buf *b)
+void keyrings_write(struct config *s, struct kvr_buf *b)
 {
-    struct keyring *ring = keyring_hold(&s->keyrings);
+    struct keyring *ring = keyring_hold(s);
     kvr_json_open(b, '{');
     kvr_json_key(b, "keys");
     kvr_json_open(b, '[');
@@ -443,7 +456,7 @@ static void put_counts(struct kvr_prom_page *out, const struct shown *v, size_t 
     }
 }
 
-static void put_refused(struct serve *s, struct kvr_prom_page *out, const struct shown *v)
+static void put_refused(struct config *s, struct kvr_prom_page *out, const struct shown *v)
 {
     kvr_prom_family(out, "kvroute_", "key_refused_total", "counter",
                     "Requests refused by what an API key may do, by reason; no key: what was sent is none that is known");
@@ -454,10 +467,10 @@ static void put_refused(struct serve *s, struct kvr_prom_page *out, const struct
     }
 }
 
-void keyrings_metrics(struct serve *s, struct kvr_prom_page *out)
+void keyrings_metrics(struct config *s, struct kvr_prom_page *out)
 {
     static const char *const classes[KEY_STATUSES] = {"other", "1xx", "2xx", "3xx", "4xx", "5xx"};
-    struct keyring *ring = keyring_hold(&s->keyrings);
+    struct keyring *ring = keyring_hold(s);
     struct shown v;
     choose_shown(ring, &v);
     kvr_prom_family(out, "kvroute_", "key_requests_total", "counter", "Requests by API key and class of status");

@@ -26,7 +26,7 @@
 
 struct kvr_prom_page;
 struct policy_profile;
-struct serve;
+struct config;
 
 enum key_refusal {
     KEY_REFUSED_MISSING,
@@ -63,30 +63,25 @@ struct keyring {
     size_t mask;
 };
 
-struct keyrings {
-    struct kvr_lock lock; /* now */
-    struct keyring *now;  /* NULL: no file is configured, and nothing is checked */
-    const char *path;
-    _Atomic uint64_t nobody[KEY_REFUSALS]; /* refusals that are no key's */
-};
-
 /* Reads the file that is configured, if there is one. Returns: 0, or -1 with the reason in err, which names the option. */
-int keyrings_open(struct serve *s, char *err, size_t cap);
+int keyrings_open(struct config *s, char *err, size_t cap);
 /* Reads it again; when that fails the keys of before stay. Returns: 0, or -1 with the reason in err. */
-int keyrings_reload(struct serve *s, char *err, size_t cap);
+int keyrings_reload(struct config *s, char *err, size_t cap);
 /* Whether the policy that is in force has the classes that keys name; if not, the first that it has not in err. The main loop's. */
-bool keyrings_have_classes(const struct serve *s, char *err, size_t cap);
+bool keyrings_have_classes(const struct config *s, char *err, size_t cap);
 /* The next key of a file, from *at on, whose policy_class none of the profiles has: true, with what is wrong in err. */
 bool keyrings_next_classless(const char *path, const struct api_keys *f, const struct policy_profile *profiles, size_t n, size_t *at,
                              char *err, size_t cap);
-void keyrings_close(struct serve *s);
+bool keyrings_are_used(const struct config *s); /* a file is configured */
+void keyrings_count_nobodys(struct config *s, enum key_refusal why); /* a refusal that is no key's */
+void keyrings_close(struct config *s);
 /* Names, limits and use of each; no secret. */
-void keyrings_write(struct serve *s, struct kvr_buf *out);
+void keyrings_write(struct config *s, struct kvr_buf *out);
 /* kvroute_key_... */
-void keyrings_metrics(struct serve *s, struct kvr_prom_page *out);
+void keyrings_metrics(struct config *s, struct kvr_prom_page *out);
 
 /* With a reference; NULL: nothing is checked. */
-struct keyring *keyring_hold(struct keyrings *k);
+struct keyring *keyring_hold(struct config *s);
 void keyring_let_go(struct keyring *ring); /* NULL is fine */
 /* Borrowed from the ring. NULL: it has no such key, or there is no memory. */
 const struct api_key *keyring_find(const struct keyring *ring, struct kvr_text secret);

@@ -7,7 +7,7 @@
 #include <time.h>
 
 #include "app/serve/config/models_file.h"
-#include "app/serve/state.h"
+#include "app/serve/config/room.h"
 #include "wire/prom_page.h"
 
 struct models_config {
@@ -47,7 +47,7 @@ bool models_config_next_misfit(const struct serve_options *o, const char *name, 
 }
 
 /* text NULL: reads the file. NULL with the reason in err. */
-static struct models_config *config_new(struct serve *s, const void *text, size_t len, char *err, size_t cap)
+static struct models_config *config_new(struct config *s, const void *text, size_t len, char *err, size_t cap)
 {
     struct models_config *c = calloc(1, sizeof *c);
     snprintf(err, cap, "out of memory");
@@ -64,7 +64,7 @@ static struct models_config *config_new(struct serve *s, const void *text, size_
     return NULL;
 }
 
-static void exchange(struct serve *s, struct models_config *c)
+static void exchange(struct config *s, struct models_config *c)
 {
     kvr_lock(&s->models_lock);
     struct models_config *before = s->models;
@@ -73,7 +73,7 @@ static void exchange(struct serve *s, struct models_config *c)
     if (before) models_config_let_go(&before->file);
 }
 
-int models_config_reload(struct serve *s, char *err, size_t cap)
+int models_config_reload(struct config *s, char *err, size_t cap)
 {
     struct models_config *c = config_new(s, NULL, 0, err, cap);
     reloads_note(&s->reloads, RELOAD_MODELS, c != NULL);
@@ -81,7 +81,7 @@ int models_config_reload(struct serve *s, char *err, size_t cap)
     return c ? 0 : -1;
 }
 
-int models_config_put(struct serve *s, const void *text, size_t len, char *err, size_t cap)
+int models_config_put(struct config *s, const void *text, size_t len, char *err, size_t cap)
 {
     struct models_config *c = config_new(s, text, len, err, cap);
     reloads_note(&s->reloads, RELOAD_MODELS_PUT, c != NULL);
@@ -91,7 +91,7 @@ int models_config_put(struct serve *s, const void *text, size_t len, char *err, 
     return 0;
 }
 
-int models_config_open(struct serve *s, char *err, size_t cap)
+int models_config_open(struct config *s, char *err, size_t cap)
 {
     char why[400];
     if (!s->o->models_file || models_config_reload(s, why, sizeof why) == 0) return 0;
@@ -102,20 +102,20 @@ int models_config_open(struct serve *s, char *err, size_t cap)
 /* ---- what is in force -------------------------------------------------------------------------------- */
 
 /* Only the main loop changes which it is, and that is who asks here. */
-static const struct models_config *in_force(const struct serve *s)
+static const struct models_config *in_force(const struct config *s)
 {
     static const struct models_config none;
     return s->models ? s->models : &none;
 }
 
-void models_config_tag(struct serve *s, char out[MODELS_TAG])
+void models_config_tag(struct config *s, char out[MODELS_TAG])
 {
     const struct models_config *c = in_force(s);
     if (c->tag[0]) memcpy(out, c->tag, MODELS_TAG);
     else snprintf(out, MODELS_TAG, "\"none\"");
 }
 
-void models_config_write(struct serve *s, struct kvr_buf *b)
+void models_config_write(struct config *s, struct kvr_buf *b)
 {
     const struct models_config *c = in_force(s);
     const char *path = s->o->models_file;
@@ -129,13 +129,13 @@ void models_config_write(struct serve *s, struct kvr_buf *b)
     kvr_json_close(b, '}');
 }
 
-void models_config_metrics(struct serve *s, struct kvr_prom_page *out)
+void models_config_metrics(struct config *s, struct kvr_prom_page *out)
 {
     kvr_prom_one_if(out, !s->o->select_only, "kvroute_", "models_config_from_api", "gauge",
                     "1: names of models are what was put over the admin port, not what --models-file says", in_force(s)->put);
 }
 
-const struct models_file *models_config_hold(struct serve *s)
+const struct models_file *models_config_hold(struct config *s)
 {
     kvr_lock(&s->models_lock);
     struct models_config *c = s->models;
@@ -152,7 +152,7 @@ void models_config_let_go(const struct models_file *f)
     free(c);
 }
 
-void models_config_destroy(struct serve *s)
+void models_config_destroy(struct config *s)
 {
     exchange(s, NULL);
 }

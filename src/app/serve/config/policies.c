@@ -6,8 +6,9 @@
 #include <string.h>
 
 #include "app/serve/config/policy_file.h"
-#include "app/serve/state.h"
+#include "app/serve/config/room.h"
 #include "base/log.h"
+#include "app/serve/workers/partition.h"
 
 static bool has(const struct policy_profile *list, size_t n, const char *model)
 {
@@ -25,10 +26,11 @@ static const char *missing(const struct policy_profile *a, size_t a_n, const str
 }
 
 /* Of `select` every model has a partition of its own in any case. */
-static int check_models(const struct serve *s, const struct policy_file *fresh, char *err, size_t cap)
+static int check_models(const struct config *s, const struct policy_file *fresh, char *err, size_t cap)
 {
-    const char *added = missing(fresh->profiles, fresh->n, s->profiles, s->profiles_n),
-               *gone = missing(s->profiles, s->profiles_n, fresh->profiles, fresh->n);
+    size_t n;
+    const struct policy_profile *now = partitions_policies(s->workers, &n);
+    const char *added = missing(fresh->profiles, fresh->n, now, n), *gone = missing(now, n, fresh->profiles, fresh->n);
     if (s->o->select_only || (!added && !gone)) return 0;
     snprintf(err, cap,
              "%s: models: '%s' %s; which models have classes of their own cannot change while the router runs, because their workers are "
@@ -37,22 +39,7 @@ static int check_models(const struct serve *s, const struct policy_file *fresh, 
     return -1;
 }
 
-void policies_open(struct serve *s)
-{
-    s->profiles = s->o->profiles;
-    s->profiles_n = s->o->profiles_n;
-    if (s->o->policy_config) reloads_note(&s->reloads, RELOAD_POLICY, true);
-}
-
-/* Those of the start are the command line's. */
-static void replace(struct serve *s, struct policy_file *by)
-{
-    free(s->profiles_read);
-    s->profiles = s->profiles_read = by->profiles;
-    s->profiles_n = by->n;
-}
-
-int policies_reload(struct serve *s, char *err, size_t cap)
+int policies_reload(struct config *s, char *err, size_t cap)
 {
     struct policy_file fresh;
     int rc = policy_file_read(s->o->policy_config, &fresh, err, cap);
@@ -60,24 +47,22 @@ int policies_reload(struct serve *s, char *err, size_t cap)
         policy_file_free(&fresh);
         rc = -1;
     }
-    if (rc == 0 && partitions_set_policies(s, fresh.profiles, fresh.n)) {
+    if (rc == 0 && partitions_set_policies(s->workers, fresh.profiles, fresh.n)) {
         snprintf(err, cap, "out of memory");
         policy_file_free(&fresh);
         rc = -1;
     }
-    if (rc == 0) replace(s, &fresh);
+    if (rc == 0) {
+        free(s->profiles_read); /* those of the start are the command line's */
+        s->profiles_read = fresh.profiles;
+    }
     reloads_note(&s->reloads, RELOAD_POLICY, rc == 0);
     return rc;
 }
 
-void policies_warn_of_keys(const struct serve *s)
+void policies_warn_of_keys(const struct config *s)
 {
     char why[400];
     if (s->o->policy_config && !keyrings_have_classes(s, why, sizeof why))
         kvr_log_warning("kvroute serve: %s; such requests wait in the default class now", why);
-}
-
-void policies_destroy(struct serve *s)
-{
-    free(s->profiles_read);
 }

@@ -7,8 +7,9 @@
 
 #include "base/base.h"
 #include "wire/yaml_map.h"
+#include "app/serve/common/limits.h"
 
-enum { MODELS_MAX = 256 };
+enum { PROFILES_MAX = 256 };
 
 static int read_name(const struct kvr_yaml *y, const yaml_node_t *n, const char *key, char *out)
 {
@@ -120,7 +121,7 @@ static int profile_key(const struct kvr_yaml *y, const char *key, const yaml_nod
 /* A new profile. Returns: its place, or -1 with the reason in err. */
 static long profile_add(const struct kvr_yaml *y, const yaml_node_t *at, struct policy_file *out, const char *model)
 {
-    if (out->n == MODELS_MAX) return kvr_yaml_refuse(y, at, "models", "at most 255 models");
+    if (out->n == PROFILES_MAX) return kvr_yaml_refuse(y, at, "models", "at most 255 models");
     if (strlen(model) >= sizeof out->profiles->model) return kvr_yaml_refuse(y, at, model, "a model name has at most 127 characters");
     void *grown = realloc(out->profiles, (out->n + 1) * sizeof *out->profiles);
     if (!grown) return kvr_yaml_refuse(y, at, model, "out of memory");

@@ -8,12 +8,13 @@
 #include "app/serve/data/attempt.h"
 #include "app/serve/data/legs.h"
 #include "app/serve/data/side_call.h"
+#include "app/serve/workers/worker_key.h"
 
 #define ANSWER_S 5.0
 
 static void on_over(struct side_call *c, bool ok)
 {
-    if (!ok) atomic_fetch_add(&c->loop->serve->metrics.disagg_aborts_failed_total, 1);
+    if (!ok) atomic_fetch_add(&c->loop->data->counters.disagg_aborts_failed_total, 1);
 }
 
 static void put_head(const struct request *r, const struct worker *w, size_t body_len, struct kvr_buf *h)
@@ -38,7 +39,7 @@ static struct kvr_http_call *call(const struct request *r, const struct worker *
                                           .head = head.data,
                                           .head_len = head.len,
                                           .body = body,
-                                          .connect_timeout_s = serve_of(r)->o->connect_timeout,
+                                          .connect_timeout_s = data_of(r)->o->connect_timeout,
                                           .handler = &side_call_handler,
                                           .ctx = ctx};
     struct kvr_http_call *made = body && !head.failed ? kvr_http_call_start(r->loop->client, &config) : NULL;

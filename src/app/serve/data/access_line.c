@@ -230,7 +230,7 @@ static void begin_combined(struct line *l, const struct request_note *n, const s
 
 bool access_wanted(const struct loop *l, const struct request_note *n, int status)
 {
-    const struct serve *s = l->serve;
+    const struct data_plane *s = l->data;
     if (!s->access_log) return false;
     bool fine = status < 400 && n->ending && strcmp(n->ending, ENDING_OK) == 0;
     double share = s->o->access_log_sample;
@@ -240,7 +240,7 @@ bool access_wanted(const struct loop *l, const struct request_note *n, int statu
 
 void access_write(struct loop *l, const struct request_note *n, const struct request *r, int status)
 {
-    const struct serve *s = l->serve;
+    const struct data_plane *s = l->data;
     struct line line = {l->line, s->o->access_log_format == ACCESS_JSON};
     line.out.len = 0;
     line.out.comma = line.out.failed = false;

@@ -11,6 +11,11 @@
 #include "app/serve/data/here.h"
 #include "app/serve/data/legs.h"
 #include "app/serve/tokenizers/tokenizers.h"
+#include "app/serve/common/clock.h"
+#include "app/serve/peers/replicas.h"
+#include "app/serve/workers/labels.h"
+#include "app/serve/workers/telling.h"
+#include "app/serve/workers/views.h"
 
 #include <string.h>
 #include <time.h>
@@ -20,8 +25,8 @@ void account_request(struct request *r)
 {
     if (r->counted) return;
     r->counted = true;
-    if (request_wants_tokens(r)) atomic_fetch_add_explicit(&serve_of(r)->metrics.tokens_from[r->tokens_from], 1, memory_order_relaxed);
-    labels_request(serve_of(r), r->attempt ? r->attempt->worker : NULL, r->model, r->status);
+    if (request_wants_tokens(r)) atomic_fetch_add_explicit(&data_of(r)->counters.tokens_from[r->tokens_from], 1, memory_order_relaxed);
+    labels_request(data_of(r)->workers, r->attempt ? r->attempt->worker : NULL, r->model, r->status);
 }
 
 /* ---- the booking ------------------------------------------------------------------------------------- */
@@ -55,7 +60,7 @@ static void track_output(struct attempt *a, uint64_t tokens)
 {
     const struct request *r = a->request;
     uint64_t bs = a->partition->block_size, total = (r->isl + tokens + bs - 1) / bs;
-    if (!serve_of(r)->o->track_output_blocks || !a->booking[0] || total <= a->generation_blocks) return;
+    if (!data_of(r)->o->track_output_blocks || !a->booking[0] || total <= a->generation_blocks) return;
     double left = r->expected_osl ? 1 - (double)tokens / (double)r->expected_osl : -1;
     kvr_router_add_output_blocks(a->partition->router, a->booking, strlen(a->booking), total - a->generation_blocks,
                                  r->expected_osl ? KVR_MAX(left, 0.0) : -1);
@@ -129,7 +134,7 @@ static void begin_evidence(struct attempt *a)
                                      .understood = r->members.as_evidence && !r->members.skips_cache && !r->multimodal,
                                      .asked = r->tokens_from == TOKENS_ENGINE || (r->tokens_from == TOKENS_CACHE && !made_here(r)),
                                      .made_for = made_here(r) ? r->model : NULL};
-    if (r->routed && r->tokens && r->tokens_n) a->evidence = evidence_begin(serve_of(r), &prompt);
+    if (r->routed && r->tokens && r->tokens_n) a->evidence = evidence_begin(data_of(r)->workers, &prompt);
 }
 
 static bool has_answered(const struct attempt *a)
@@ -140,7 +145,7 @@ static bool has_answered(const struct attempt *a)
 static void end_evidence(struct attempt *a, int status)
 {
     struct evidence_answer answer = {.status = status, .whole = has_answered(a), .has_error = a->sse.has_error, .usage = a->usage};
-    evidence_answered(serve_of(a->request), a->evidence, &answer);
+    evidence_answered(data_of(a->request)->workers, a->evidence, &answer);
     a->evidence = NULL;
 }
 
@@ -148,13 +153,13 @@ static const char *reason_of(const struct attempt *a)
 {
     static const char *const modes[] = {"kv", "round-robin", "random", "least-loaded", "direct"};
     const struct request *r = a->request;
-    const struct serve *s = serve_of(r);
+    const struct data_plane *s = data_of(r);
     if (a->result.pinned) return "pinned";
     if (a->result.preferred) return r->legs && r->legs->chosen ? "local" : "session";
     if (r->token_failed) return "load-tokenize-failed";
     if (a->mode != KVR_MODE_KV) return modes[a->mode];
     if (r->no_index) return r->part_index ? "index-partial" : "index-unavailable";
-    if (!a->result.trusted && s->ingest) return "untrusted";
+    if (!a->result.trusted && views_run(s->workers)) return "untrusted";
     if (r->unplaced) return "load-multimodal";
     if (a->result.overlap_blocks) return "kv";
     return a->result.pending_blocks && s->o->cost == KVR_COST_DELAY ? "pending" : "load";
@@ -164,7 +169,7 @@ static void observe_times(const struct attempt *a)
 {
     const struct request *r = a->request;
     const struct kvr_router_result *result = &a->result;
-    struct metrics *m = &serve_of(r)->metrics;
+    struct data_counters *m = &data_of(r)->counters;
     kvr_histogram_add(&m->block_hashing, (double)result->times.block_hashing / 1e6);
     kvr_histogram_add(&m->find_matches, (double)result->times.find_matches / 1e6);
     kvr_histogram_add(&m->seq_hashing, (double)result->times.seq_hashing / 1e6);
@@ -173,7 +178,7 @@ static void observe_times(const struct attempt *a)
     if (!r->routed || !r->tokens_n) return;
     kvr_histogram_add(&m->isl, (double)r->isl);
     kvr_histogram_add(&m->hit_rate, result->required_blocks ? result->effective_blocks / (double)result->required_blocks : 0);
-    quality_decided(serve_of(r), result);
+    quality_decided(data_of(r), result);
 }
 
 void account_booked(struct attempt *a)
@@ -200,7 +205,7 @@ void account_keep_prompt(struct attempt *a)
 static void observe_decode(const struct attempt *a, uint64_t now)
 {
     const struct attempt *p = a->request->legs->prefill;
-    struct leg_counts *c = &serve_of(a->request)->metrics.legs;
+    struct leg_counts *c = &data_of(a->request)->counters.legs;
     uint64_t prefilled_ns = p->sent_ns + (uint64_t)(p->ttft_ms * 1e6);
     if (p->prefilled && a->sent_ns >= prefilled_ns) kvr_histogram_add(&c->handoff, (double)(a->sent_ns - prefilled_ns) / 1e9);
     kvr_histogram_add(&c->kv_wait, (double)(now - a->sent_ns) / 1e9);
@@ -208,13 +213,13 @@ static void observe_decode(const struct attempt *a, uint64_t now)
 
 static double temperature_of(const struct request *r)
 {
-    return model_option(&r->options, MODEL_TEMPERATURE, serve_of(r)->o->temperature);
+    return model_option(&r->options, MODEL_TEMPERATURE, data_of(r)->o->temperature);
 }
 
 void account_first_token(struct attempt *a)
 {
     const struct request *r = a->request;
-    struct serve *s = serve_of(r);
+    struct data_plane *s = data_of(r);
     uint64_t now = kvr_now_ns(kvr_clock_monotonic());
     bool known =
         r->routed && r->tokens_n && !r->multimodal && r->status < 400 && !a->decodes && !a->prefilled; /* else its length was a guess */
@@ -245,7 +250,7 @@ void account_response(struct attempt *a)
 {
     const struct request *r = a->request;
     if (!r->routed || r->form != KVR_FORM_RESPONSES || !a->sse.response[0] || r->status >= 400) return;
-    responses_bind(serve_of(r), a->sse.response, a->result.worker);
+    responses_bind(data_of(r), a->sse.response, a->result.worker);
     a->sse.response[0] = 0; /* once */
 }
 
@@ -262,17 +267,17 @@ static void read_answer(struct attempt *a)
 
 static void bind_to(const struct request *r, struct kvr_worker w, const char *suffix)
 {
-    struct serve *s = serve_of(r);
+    struct data_plane *s = data_of(r);
     char key[sizeof r->session + sizeof SESSION_OF_PREFILL];
     if (!r->session[0]) return;
     size_t len = (size_t)snprintf(key, sizeof key, "%s%s", r->session, suffix);
-    if (sessions_bind(s->sessions, key, len, now_ms(), w)) replicas_on_session(s, key, len, w);
+    if (sessions_bind(s->sessions, key, len, now_ms(), w)) replicas_on_session(s->peers, key, len, w);
 }
 
 static void bind_session(const struct request *r)
 {
     const struct attempt *a = r->attempt;
-    if (r->deletes && r->response[0] && r->status < 300) responses_forget(serve_of(r), r->response);
+    if (r->deletes && r->response[0] && r->status < 300) responses_forget(data_of(r), r->response);
     if (r->status < 400) bind_to(r, a->result.worker, a->partition->prefills ? SESSION_OF_PREFILL : "");
 }
 
@@ -300,10 +305,10 @@ void account_prefilled(struct attempt *a)
     a->prefilled = true;
     a->ttft_ms = (double)(kvr_now_ns(kvr_clock_monotonic()) - a->sent_ns) / 1e6;
     if (r->tokens_n && !r->multimodal) {
-        a->other_ms = quality_first_token(serve_of(r), a->partition, &a->result, &a->table, a->ttft_ms);
-        quality_answered(serve_of(r), &a->result, temperature_of(r));
+        a->other_ms = quality_first_token(data_of(r), a->partition, &a->result, &a->table, a->ttft_ms);
+        quality_answered(data_of(r), &a->result, temperature_of(r));
     }
-    kvr_histogram_add(&serve_of(r)->metrics.legs.prefill, a->ttft_ms / 1000);
+    kvr_histogram_add(&data_of(r)->counters.legs.prefill, a->ttft_ms / 1000);
     mark_prefill(a);
     read_answer(a);
     bind_to(r, a->result.worker, SESSION_OF_PREFILL);
@@ -319,7 +324,7 @@ static void complete_usage(struct attempt *a)
     bool hit = is_predicted(r) && a->view == KVR_VIEW_WHOLE && a->usage.prompt_tokens == r->tokens_n &&
                account_predicted_cached(a) >= a->partition->block_size;
     struct answer_telling told = {.form = 2 * (unsigned)r->form + (a->is_sse ? 1 : 0), .told = a->usage.has_cached, .sure_hit = hit};
-    if (telling_note(serve_of(r), a->worker, &told)) a->usage.has_cached = true;
+    if (telling_note(data_of(r)->workers, a->worker, &told)) a->usage.has_cached = true;
 }
 
 /* The tokenizer of its model is judged by how many tokens the engine has counted. */
@@ -335,14 +340,14 @@ static void judge_tokens(const struct attempt *a)
 
 static void count_cached(const struct attempt *a, uint64_t predicted)
 {
-    struct serve *s = serve_of(a->request);
-    struct metrics *m = &s->metrics;
+    struct data_plane *s = data_of(a->request);
+    struct data_counters *m = &s->counters;
     struct model_counts *of = a->request->figures.of;
     uint64_t actual = a->usage.cached_tokens, prompt = a->usage.prompt_tokens, bs = a->partition->block_size;
     uint64_t computed = prompt / bs - KVR_MIN(actual, prompt) / bs;
     atomic_fetch_add(&m->predicted_cached_tokens_total, predicted);
     atomic_fetch_add(&m->actual_cached_tokens_total, actual);
-    labels_tokens(s, a->worker, a->request->model,
+    labels_tokens(s->workers, a->worker, a->request->model,
                   &(struct label_tokens){.predicted = predicted, .actual = actual, .prompt = prompt, .computed = computed});
     atomic_fetch_add(&m->prompt_tokens_total, prompt);
     if (of) atomic_fetch_add_explicit(&of->queried, prompt, memory_order_relaxed);
@@ -354,7 +359,7 @@ static void count_cached(const struct attempt *a, uint64_t predicted)
 /* What lower tiers were said to add, and what becomes of it. */
 static void count_tiers(const struct attempt *a, uint64_t predicted)
 {
-    struct metrics *m = &serve_of(a->request)->metrics;
+    struct data_counters *m = &data_of(a->request)->counters;
     const uint32_t *blocks = a->result.tier_blocks;
     uint64_t bs = a->partition->block_size, actual = a->usage.cached_tokens, device = reusable(a, blocks[KVR_TIER_DEVICE] * bs);
     uint64_t lower = predicted - KVR_MIN(device, predicted), beyond = KVR_MAX(predicted, a->result.pending_blocks * bs) + bs;
@@ -366,7 +371,7 @@ static void count_tiers(const struct attempt *a, uint64_t predicted)
     if (lower && actual + bs <= predicted) atomic_fetch_add(&m->tiers_short_tokens_total, KVR_MIN(predicted - actual, lower));
     if (a->view != KVR_VIEW_WHOLE || actual <= beyond) return;
     atomic_fetch_add(&m->untold_cached_tokens_total, actual - predicted);
-    evidence_untold(serve_of(a->request), a->result.worker);
+    evidence_untold(data_of(a->request)->workers, a->result.worker);
 }
 
 /* Without tokens nothing was predicted; where not all of them are known, not all that the engine can have cached. */
@@ -388,7 +393,7 @@ static void count_usage(struct attempt *a)
                          .block_size = a->partition->block_size};
     count_cached(a, d.predicted);
     count_tiers(a, d.predicted);
-    quality_delivered(serve_of(r), &d);
+    quality_delivered(data_of(r), &d);
 }
 
 static double ms_between(uint64_t from_ns, uint64_t to_ns)
@@ -486,7 +491,7 @@ static void record_decision(const struct attempt *a)
     d.fallback = r->fell_back;
     snprintf(d.reason, sizeof d.reason, "%.31s", a->reason);
     fill_in_answering(&d, r);
-    decisions_add(serve_of(r)->decisions, &d, fill_in_legs(&legs, r) ? &legs : NULL);
+    decisions_add(data_of(r)->decisions, &d, fill_in_legs(&legs, r) ? &legs : NULL);
 }
 
 /* Its prompt is held now, if it is what the engine has computed. */
@@ -502,7 +507,7 @@ static void tell_view(const struct attempt *a)
                            .cached = a->usage.cached_tokens / bs,
                            .view = a->result.view_blocks,
                            .tick = a->view_tick};
-    views_served(serve_of(r), &v);
+    views_served(data_of(r)->workers, &v);
 }
 
 void account_attempt_over(struct attempt *a)

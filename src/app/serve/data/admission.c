@@ -9,6 +9,7 @@
 
 #include "app/serve/data/attempt.h"
 #include "app/serve/data/reply.h"
+#include "app/serve/config/keyring.h"
 
 /* ---- who asks ---------------------------------------------------------------------------------------- */
 
@@ -78,9 +79,9 @@ static struct refusal refusal_of(enum key_refusal why)
     return (struct refusal){.status = why == KEY_REFUSED_UNLIKE ? 400 : 401, .code = "invalid_api_key", .text = texts[why]};
 }
 
-void admission_body_room(struct serve *s, const struct kvr_headers *h, struct kvr_http_room *room)
+void admission_body_room(struct data_plane *s, const struct kvr_headers *h, struct kvr_http_room *room)
 {
-    struct keyring *ring = keyring_hold(&s->keyrings);
+    struct keyring *ring = keyring_hold(s->config);
     const struct api_key *k;
     enum key_refusal why;
     if (!ring) return;
@@ -95,9 +96,9 @@ void admission_body_room(struct serve *s, const struct kvr_headers *h, struct kv
     keyring_let_go(ring);
 }
 
-void admission_count_unfinished(struct serve *s, const struct kvr_http_request *head)
+void admission_count_unfinished(struct data_plane *s, const struct kvr_http_request *head)
 {
-    struct keyring *ring = keyring_hold(&s->keyrings);
+    struct keyring *ring = keyring_hold(s->config);
     const struct api_key *k = NULL;
     enum key_refusal why;
     if (ring && judge_key(ring, head->headers, &k, &why)) key_use_refused(k->use, KEY_REFUSED_UNFINISHED);
@@ -105,21 +106,21 @@ void admission_count_unfinished(struct serve *s, const struct kvr_http_request *
 }
 
 /* Returns: the key of a request, which has not expired; or NULL with the refusal. */
-static const struct api_key *find_key(struct serve *s, const struct keyring *ring, const struct kvr_headers *h, struct refusal *no)
+static const struct api_key *find_key(struct data_plane *s, const struct keyring *ring, const struct kvr_headers *h, struct refusal *no)
 {
     const struct api_key *k;
     enum key_refusal why;
     if (judge_key(ring, h, &k, &why)) return k;
     *no = refusal_of(why);
     if (k) key_use_refused(k->use, why);
-    else atomic_fetch_add_explicit(&s->keyrings.nobody[why], 1, memory_order_relaxed);
+    else keyrings_count_nobodys(s->config, why);
     return NULL;
 }
 
-bool admission_look(struct serve *s, struct kvr_http_conn *c, struct admission_look *out)
+bool admission_look(struct data_plane *s, struct kvr_http_conn *c, struct admission_look *out)
 {
     struct refusal no;
-    *out = (struct admission_look){.ring = keyring_hold(&s->keyrings)};
+    *out = (struct admission_look){.ring = keyring_hold(s->config)};
     if (!out->ring || (out->key = find_key(s, out->ring, kvr_http_conn_request(c)->headers, &no))) return true;
     admission_look_end(out);
     reply_refusal(c, &no, NULL);
@@ -186,8 +187,8 @@ enum outcome admission_begin(struct request *r, const struct kvr_http_request *h
 {
     struct admission *a = &r->admission;
     struct refusal no;
-    if (!(a->ring = keyring_hold(&serve_of(r)->keyrings))) return OUTCOME_DONE;
-    if (!(a->key = find_key(serve_of(r), a->ring, head->headers, &no))) {
+    if (!(a->ring = keyring_hold(data_of(r)->config))) return OUTCOME_DONE;
+    if (!(a->key = find_key(data_of(r), a->ring, head->headers, &no))) {
         r->refusal = no;
         return OUTCOME_REFUSED;
     }
@@ -399,12 +400,12 @@ void admission_put_headers(const struct request *r, struct kvr_buf *h)
 
 bool admission_keeps(const struct request *r, struct kvr_text name)
 {
-    return r->admission.ring && !serve_of(r)->o->forward_client_key && carries_key(name);
+    return r->admission.ring && !data_of(r)->o->forward_client_key && carries_key(name);
 }
 
 struct kvr_text admission_authorization(const struct request *r)
 {
     static const struct kvr_text none = {NULL, 0};
-    if (!r->conn || (r->admission.ring && !serve_of(r)->o->forward_client_key)) return none;
+    if (!r->conn || (r->admission.ring && !data_of(r)->o->forward_client_key)) return none;
     return kvr_headers_get(kvr_http_conn_request(r->conn)->headers, key_headers[0]);
 }

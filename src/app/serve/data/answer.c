@@ -11,6 +11,8 @@
 #include "app/serve/data/attempt.h"
 #include "app/serve/data/legs.h"
 #include "app/serve/data/phases.h"
+#include "app/serve/common/clock.h"
+#include "app/serve/workers/views.h"
 
 enum { ANSWER_KEPT_MAX = 4 << 20 };
 
@@ -53,7 +55,7 @@ static void put_decision_headers(const struct request *r, struct kvr_buf *h)
     const struct attempt *p = legs_computed(r); /* its overlap is what counted */
     if (r->routed) kvr_header_put_u64(h, "x-kvroute-overlap-blocks", p->result.overlap_blocks);
     if (r->routed && account_tiers(p, tiers)) kvr_header_put_str(h, "x-kvroute-overlap-tiers", tiers);
-    if (r->routed && serve_of(r)->ingest) kvr_header_put_str(h, "x-kvroute-view", kvr_view_knowledge_name(p->view));
+    if (r->routed && views_run(data_of(r)->workers)) kvr_header_put_str(h, "x-kvroute-view", kvr_view_knowledge_name(p->view));
     kvr_header_put_str(h, "x-kvroute-reason", p->reason);
     if (r->asked_model[0]) kvr_header_put_str(h, "x-kvroute-model", request_model(r)); /* the file has no control characters */
     put_leg_headers(r, h);
@@ -82,7 +84,7 @@ static void send_head(struct request *r)
 static void begin_merging(struct request *r)
 {
     struct attempt *a = r->attempt;
-    if (!a->decodes || serve_of(r)->o->disagg_usage != DISAGG_USAGE_MERGE || a->status != 200) return;
+    if (!a->decodes || data_of(r)->o->disagg_usage != DISAGG_USAGE_MERGE || a->status != 200) return;
     const struct kvr_usage *u = &r->legs->prefill->usage;
     a->merges = true;
     a->merge.told = (struct kvr_usage_told){u->present && u->has_cached, u->cached_tokens};
@@ -90,7 +92,7 @@ static void begin_merging(struct request *r)
 
 static double stall_timeout(const struct request *r)
 {
-    return model_option(&r->options, MODEL_STALL_TIMEOUT, serve_of(r)->o->stall_timeout);
+    return model_option(&r->options, MODEL_STALL_TIMEOUT, data_of(r)->o->stall_timeout);
 }
 
 enum outcome answer_begin(struct request *r)

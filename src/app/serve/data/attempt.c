@@ -10,6 +10,11 @@
 #include "app/serve/data/cors.h"
 #include "app/serve/data/legs.h"
 #include "app/serve/data/note.h"
+#include "app/serve/common/clock.h"
+#include "app/serve/workers/health.h"
+#include "app/serve/workers/rank.h"
+#include "app/serve/workers/views.h"
+#include "app/serve/workers/worker_key.h"
 
 enum {
     ENDING_MS = 1000,         /* for a worker to end a stream whose last event has passed */
@@ -53,7 +58,7 @@ void attempt_free(struct attempt *a)
 
 void attempt_count_error(const struct attempt *a)
 {
-    struct leg_counts *c = &serve_of(a->request)->metrics.legs;
+    struct leg_counts *c = &data_of(a->request)->counters.legs;
     if (a->prefills || a->decodes) leg_counts_error(c, a->prefills ? LEG_PREFILL : LEG_DECODE, a->status);
 }
 
@@ -93,7 +98,7 @@ static void keep_head(struct attempt *a, const struct kvr_headers *headers)
     (void)kvr_hop_by_hop_read(headers, &hop);
     for (size_t i = 0; i < headers->n; i++) {
         struct kvr_text name = kvr_headers_name(headers, i), value = kvr_headers_value(headers, i);
-        if (!is_passed_on(&hop, name) || cors_is_ours(serve_of(a->request)->o, name)) continue;
+        if (!is_passed_on(&hop, name) || cors_is_ours(data_of(a->request)->o, name)) continue;
         if (is_retryable(a) && kvr_text_is_nocase(name, "retry-after")) {
             note_retry_after(a->request, value);
             continue;
@@ -179,7 +184,7 @@ static void judge_opening(struct attempt *a)
         a->tell(a, request_refuse(a->request, 503, "out of memory"));
     } else if (a->opening.has_error) {
         attempt_cancel(a);
-        worker_report(serve_of(a->request), a->worker, false);
+        worker_report(data_of(a->request)->workers, a->worker, false);
         a->status = 500;
         a->tell(a, attempt_fail(a, 500, "the worker's stream began with an error"));
     } else {
@@ -219,17 +224,17 @@ static void on_body(struct kvr_http_call *call, void *ctx, const char *data, siz
 static void on_done(struct kvr_http_call *call, void *ctx)
 {
     struct attempt *a = ctx;
-    struct serve *s = serve_of(a->request);
+    struct data_plane *s = data_of(a->request);
     (void)call;
     call_over(a);
     if (is_retryable(a)) {
-        worker_report(s, a->worker, a->status == 503);
+        worker_report(s->workers, a->worker, a->status == 503);
         enum outcome o = attempt_fail(a, a->status, "every worker that was tried answered with an error");
         hand_words_over(a);
         a->tell(a, o);
         return;
     }
-    worker_report(s, a->worker, true);
+    worker_report(s->workers, a->worker, true);
     if (may_open_badly(a) && a->answer.len) { /* a stream without an event */
         tell_opening(a, ATTEMPT_WHOLE);
         return;
@@ -248,11 +253,11 @@ static enum outcome broken(struct attempt *a)
 static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failure why, const char *text)
 {
     struct attempt *a = ctx;
-    struct serve *s = serve_of(a->request);
+    struct data_plane *s = data_of(a->request);
     (void)call;
     call_over(a);
-    worker_report(s, a->worker, false);
-    if (why == KVR_HTTP_CONNECT_FAILED || why == KVR_HTTP_RESET) health_check_now(s, a->result.worker.worker_id);
+    worker_report(s->workers, a->worker, false);
+    if (why == KVR_HTTP_CONNECT_FAILED || why == KVR_HTTP_RESET) health_check_now(s->workers, a->result.worker.worker_id);
     a->unsent = why == KVR_HTTP_CONNECT_FAILED || why == KVR_HTTP_CONNECT_TIMEOUT;
     if (a->state == ATTEMPT_ANSWERING && !a->prefills && !a->holds) a->tell(a, broken(a));
     else a->tell(a, attempt_fail(a, why == KVR_HTTP_CONNECT_TIMEOUT ? 504 : 502, text));
@@ -346,7 +351,7 @@ struct kvr_http_call *attempt_call(const struct attempt *a, const struct kvr_htt
                                           .body = body,
                                           .is_head = r->is_head_request,
                                           .once = a->once,
-                                          .connect_timeout_s = serve_of(r)->o->connect_timeout,
+                                          .connect_timeout_s = data_of(r)->o->connect_timeout,
                                           .handler = with,
                                           .ctx = ctx};
     if (h.len && !h.failed) call = kvr_http_call_start(r->loop->client, &config);
@@ -357,9 +362,9 @@ struct kvr_http_call *attempt_call(const struct attempt *a, const struct kvr_htt
 
 bool attempt_take_worker(struct attempt *a)
 {
-    struct serve *s = serve_of(a->request);
-    kvr_lock(&s->lock);
-    struct worker *w = a->worker = worker_find_locked(s, a->result.worker.worker_id);
+    struct data_plane *s = data_of(a->request);
+    workers_lock(s->workers);
+    struct worker *w = a->worker = worker_find_locked(s->workers, a->result.worker.worker_id);
     if (w) {
         worker_hold(w);
         w->requests++;
@@ -368,7 +373,7 @@ bool attempt_take_worker(struct attempt *a)
         a->view = views_knowledge(w, a->result.worker.dp_rank);
         a->named_rank = a->result.worker.dp_rank - w->rank_base;
     }
-    kvr_unlock(&s->lock);
+    workers_unlock(s->workers);
     return w != NULL;
 }
 
@@ -376,8 +381,8 @@ enum outcome attempt_send(struct attempt *a, void (*tell)(struct attempt *a, enu
 {
     struct request *r = a->request;
     a->tell = tell;
-    a->view_tick = atomic_load(&serve_of(r)->view_tick); /* of what came before the worker has it */
-    if (r->members.reports) views_expect_reports(serve_of(r), a->worker);
+    a->view_tick = views_moment(data_of(r)->workers); /* of what came before the worker has it */
+    if (r->members.reports) views_expect_reports(data_of(r)->workers, a->worker);
     a->call = attempt_call(a, &handler, a);
     if (!a->call) return request_refuse(r, 503, "out of memory");
     a->state = ATTEMPT_SENT;
@@ -389,7 +394,7 @@ enum outcome attempt_send(struct attempt *a, void (*tell)(struct attempt *a, enu
 /* A worker that receives a computed prompt has less time, from the moment that it is there. */
 uint64_t attempt_first_byte_until(const struct attempt *a)
 {
-    const struct serve_options *o = serve_of(a->request)->o;
+    const struct serve_options *o = data_of(a->request)->o;
     double seconds = model_option(&a->request->options, MODEL_FIRST_TOKEN_TIMEOUT, o->first_token_timeout);
     uint64_t waited = (kvr_now_ns(kvr_clock_monotonic()) - a->sent_ns) / 1000000, limit = (uint64_t)(seconds * 1000);
     uint64_t first = limit ? now_ms() + limit - KVR_MIN(waited, limit) : 0, received = a->decodes ? request_after(o->kv_wait_timeout) : 0;
@@ -400,7 +405,7 @@ enum outcome attempt_on_time(struct attempt *a, bool total)
 {
     attempt_cancel(a);
     attempt_count_error(a);
-    worker_report(serve_of(a->request), a->worker, false);
+    worker_report(data_of(a->request)->workers, a->worker, false);
     return request_refuse(a->request, 504, total ? TOOK_TOO_LONG : "the worker did not answer in time");
 }
 
@@ -416,7 +421,7 @@ void attempt_cancel(struct attempt *a)
 
 void attempt_let_go(struct attempt *a)
 {
-    worker_report(serve_of(a->request), a->worker, true);
+    worker_report(data_of(a->request)->workers, a->worker, true);
     kvr_http_call_let_go(a->call, ENDING_MS);
     call_over(a);
     a->state = ATTEMPT_WHOLE;

@@ -16,6 +16,8 @@
 
 #include "wire/mm_parts.h"
 #include "wire/tokenize_body.h"
+#include "app/serve/workers/worker.h"
+#include "app/serve/workers/workers.h"
 
 /* ---- what is wrong with it --------------------------------------------------------------------------- */
 
@@ -42,7 +44,7 @@ static void too_large(struct request *r, _Atomic uint64_t *counter, const char *
 
 /* ---- the prompt -------------------------------------------------------------------------------------- */
 
-static enum serve_tokenizer tokenizer_of(const struct serve *s)
+static enum serve_tokenizer tokenizer_of(const struct data_plane *s)
 {
     if (s->o->tokenizer != TOKENIZER_AUTO) return (enum serve_tokenizer)s->o->tokenizer;
     return s->o->kv_events ? TOKENIZER_ENGINE : TOKENIZER_BYTES;
@@ -69,7 +71,7 @@ static void byte_tokens(struct request *r, const struct kvr_openai_request *rq)
     struct kvr_buf text = {0};
     if (!kvr_openai_prompt_text(rq, &text)) return;
     if (text.len > rq->text_max) {
-        too_large(r, &serve_of(r)->metrics.prompt_texts_refused_total, "the text of the prompt", rq->text_max, "bytes", "max-prompt-text");
+        too_large(r, &data_of(r)->counters.prompt_texts_refused_total, "the text of the prompt", rq->text_max, "bytes", "max-prompt-text");
     } else {
         r->tokens = text.failed ? NULL : malloc((text.len + 1) * sizeof *r->tokens);
         if (!r->tokens) out_of_memory(r);
@@ -99,7 +101,7 @@ static void make_question(struct request *r)
 static void body_tokens(struct request *r, struct kvr_openai_request *rq, struct kvr_json_parser *json)
 {
     const char *why;
-    bool bytes = tokenizer_of(serve_of(r)) == TOKENIZER_BYTES;
+    bool bytes = tokenizer_of(data_of(r)) == TOKENIZER_BYTES;
     struct kvr_openai_request question;
     if (r->form == KVR_FORM_GENERATE) kvr_openai_take_prompt(rq, kvr_json_get(rq->root, "input_ids"));
     if (rq->tokens.doc) given_tokens(r, rq);
@@ -138,12 +140,12 @@ static void find_objects(struct request *r, const struct kvr_openai_request *rq)
 
 static bool is_small_enough(struct request *r, const struct kvr_openai_request *rq)
 {
-    struct serve *s = serve_of(r);
+    struct data_plane *s = data_of(r);
     size_t messages = rq->has_messages ? kvr_json_count(kvr_json_get(rq->root, "messages")) : 0;
     if (messages > s->o->max_messages)
-        too_large(r, &s->metrics.prompt_messages_refused_total, "`messages`", s->o->max_messages, "entries", "max-messages");
+        too_large(r, &s->counters.prompt_messages_refused_total, "`messages`", s->o->max_messages, "entries", "max-messages");
     else if (rq->tokens.doc && rq->tokens_n > s->o->max_prompt_tokens)
-        too_large(r, &s->metrics.prompt_tokens_refused_total, "the prompt", s->o->max_prompt_tokens, "tokens", "max-prompt-tokens");
+        too_large(r, &s->counters.prompt_tokens_refused_total, "the prompt", s->o->max_prompt_tokens, "tokens", "max-prompt-tokens");
     return !r->now.reading.refusal;
 }
 
@@ -241,8 +243,8 @@ static void read_json(struct request *r, struct kvr_json_parser *json)
         return;
     }
     take_members(r, &rq);
-    if (r->routed && atomic_load(&serve_of(r)->has_roles)) read_split(r);
-    rq.text_max = serve_of(r)->o->max_prompt_text;
+    if (r->routed && workers_have_roles(data_of(r)->workers)) read_split(r);
+    rq.text_max = data_of(r)->o->max_prompt_text;
     if (!r->routed || !is_small_enough(r, &rq)) return;
     if (rq.tokens.doc) r->isl = rq.tokens_sum ? rq.tokens_sum : rq.tokens_n;
     if (!request_wants_tokens(r)) return;
@@ -269,18 +271,18 @@ static const char *join_ranks(struct request *r)
 /* A rank without a worker: meaningful when one worker is there. */
 static const char *pin_rank_alone(struct request *r)
 {
-    struct serve *s = serve_of(r);
+    struct data_plane *s = data_of(r);
     const char *why = NULL;
     if (!r->pin.has_rank || r->pin.set) return NULL;
-    kvr_lock(&s->lock);
-    const struct worker *w = s->workers;
+    workers_lock(s->workers);
+    const struct worker *w = workers_first(s->workers);
     if (w && !w->next) {
         r->pin.to.worker_id = w->id;
         r->pin.set = true;
     } else if (w) {
         why = "a data-parallel rank needs the worker too (x-kvroute-worker)";
     }
-    kvr_unlock(&s->lock);
+    workers_unlock(s->workers);
     return why;
 }
 

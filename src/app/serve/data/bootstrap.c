@@ -6,8 +6,10 @@
 #include <string.h>
 
 #include "app/serve/data/side_call.h"
-#include "app/serve/state.h"
+#include "app/serve/data/room.h"
 #include "wire/handoff.h"
+#include "app/serve/common/clock.h"
+#include "app/serve/workers/worker.h"
 
 enum { REFUSED_MS = 1000, KEPT_MS = 60000 };
 
@@ -114,7 +116,7 @@ static struct kvr_http_call *call(struct loop *l, const struct worker *w, struct
     struct kvr_http_call_config config = {.endpoint = &to,
                                           .head = head.data,
                                           .head_len = head.len,
-                                          .connect_timeout_s = l->serve->o->connect_timeout,
+                                          .connect_timeout_s = l->data->o->connect_timeout,
                                           .handler = &side_call_handler,
                                           .ctx = q};
     struct kvr_http_call *made = fine && !head.failed ? kvr_http_call_start(l->client, &config) : NULL;

@@ -3,8 +3,10 @@
 #include "app/serve/data/conditional.h"
 
 #include "app/serve/data/question.h"
+#include "app/serve/workers/worker.h"
+#include "app/serve/workers/workers.h"
 
-struct kvr_disagg_rule conditional_rule(const struct serve *s, enum kvr_router_mode mode)
+struct kvr_disagg_rule conditional_rule(const struct data_plane *s, enum kvr_router_mode mode)
 {
     const struct serve_options *o = s->o;
     struct kvr_disagg_rule rule;
@@ -42,17 +44,17 @@ static uint64_t lacks(uint64_t isl, const struct kvr_router_result *at)
 }
 
 /* Limits of a worker; 0: not known. */
-static void read_limits(struct serve *s, uint64_t id, uint64_t *batched_tokens, uint64_t *blocks)
+static void read_limits(struct data_plane *s, uint64_t id, uint64_t *batched_tokens, uint64_t *blocks)
 {
-    kvr_lock(&s->lock);
-    const struct worker *w = worker_find_locked(s, id);
+    workers_lock(s->workers);
+    const struct worker *w = worker_find_locked(s->workers, id);
     *batched_tokens = w ? w->max_num_batched_tokens : 0;
     *blocks = !w ? 0 : w->total_kv_blocks ? w->total_kv_blocks : w->learnt_kv_blocks;
-    kvr_unlock(&s->lock);
+    workers_unlock(s->workers);
 }
 
 /* Of a prefill worker that cannot be looked at nothing is known; one that is overloaded refuses. */
-static void take_prefill(struct serve *s, const struct conditional_ways *w, struct kvr_disagg_facts *f)
+static void take_prefill(struct data_plane *s, const struct conditional_ways *w, struct kvr_disagg_facts *f)
 {
     uint64_t blocks;
     f->prefill_refused = w->prefill_rc == -KVR_EOVERLOADED;
@@ -64,7 +66,7 @@ static void take_prefill(struct serve *s, const struct conditional_ways *w, stru
     read_limits(s, w->prefill.worker.worker_id, &f->max_num_batched_tokens, &blocks);
 }
 
-bool conditional_is_local(struct serve *s, const struct kvr_disagg_rule *rule, const struct conditional_ways *w, uint64_t *eff_isl,
+bool conditional_is_local(struct data_plane *s, const struct kvr_disagg_rule *rule, const struct conditional_ways *w, uint64_t *eff_isl,
                           const char **why)
 {
     uint64_t batched;
@@ -87,7 +89,7 @@ bool conditional_is_on(const struct kvr_disagg_rule *rule)
 
 enum outcome conditional_judge(struct request *r, const struct roster_row *row)
 {
-    struct kvr_disagg_rule rule = conditional_rule(serve_of(r), request_mode(r));
+    struct kvr_disagg_rule rule = conditional_rule(data_of(r), request_mode(r));
     struct conditional_ways ways = {.isl = r->isl};
     struct legs *l = r->legs;
     if (!legs_are_two(r) || legs_wants_two(r) || !conditional_is_on(&rule)) return OUTCOME_DONE;
@@ -96,6 +98,6 @@ enum outcome conditional_judge(struct request *r, const struct roster_row *row)
     if (rc) return OUTCOME_DONE;
     ways.prefill_rc = look(r, row, TREAT_REMOTE, &ways.prefill);
     l->has_eff = true;
-    if (!conditional_is_local(serve_of(r), &rule, &ways, &l->eff_isl, &l->why)) return OUTCOME_DONE;
+    if (!conditional_is_local(data_of(r), &rule, &ways, &l->eff_isl, &l->why)) return OUTCOME_DONE;
     return legs_go_whole(r, ways.whole.worker) ? OUTCOME_DONE : request_refuse(r, 503, "out of memory");
 }

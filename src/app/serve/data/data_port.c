@@ -17,6 +17,8 @@
 #include "app/serve/data/hints.h"
 #include "app/serve/data/note.h"
 #include "app/serve/data/reply.h"
+#include "app/serve/data/ready.h"
+#include "app/serve/workers/models.h"
 
 /* ---- what the head says ------------------------------------------------------------------------------ */
 
@@ -30,9 +32,9 @@ static bool is_safe_id(struct kvr_text t)
 static void take_request_id(struct request *r, const struct kvr_http_request *head)
 {
     struct kvr_text t = kvr_headers_get(head->headers, "x-request-id");
-    struct serve *s = serve_of(r);
+    struct data_plane *s = data_of(r);
     if (t.ptr && is_safe_id(t)) snprintf(r->id, sizeof r->id, "%.*s", (int)t.len, t.ptr);
-    else snprintf(r->id, sizeof r->id, "kvr-%016llx", (unsigned long long)kvr_mix64(s->salt + atomic_fetch_add(&s->next_id, 1)));
+    else snprintf(r->id, sizeof r->id, "kvr-%016llx", (unsigned long long)kvr_mix64(s->process->salt + atomic_fetch_add(&s->process->next_id, 1)));
 }
 
 /* form: of what is routed by its prompt; NULL: it is not. Takes the note. */
@@ -54,7 +56,7 @@ static void begin(struct loop *l, struct kvr_http_conn *c, const enum kvr_prompt
     responses_id_of_path(head->path, r->response);
     r->is_head_request = head->is_head;
     r->deletes = kvr_text_is(head->method, "DELETE");
-    r->total_deadline_ms = request_after(serve_of(r)->o->total_timeout);
+    r->total_deadline_ms = request_after(data_of(r)->o->total_timeout);
     bool may = admission_begin(r, head) == OUTCOME_DONE;
     if (!r->admission.ring || r->admission.key) note_known(r);
     if (!may) {
@@ -116,10 +118,10 @@ static void model_answer(struct loop *l, struct kvr_http_conn *c, struct kvr_tex
     struct kvr_buf b = {0};
     struct admission_look look;
     size_t n;
-    if (!admission_look(l->serve, c, &look)) return;
-    const struct models_file *f = models_config_hold(l->serve);
+    if (!admission_look(l->data, c, &look)) return;
+    const struct models_file *f = models_config_hold(l->data->config);
     struct model_alias *aliases = aliases_of(f, &n);
-    if (models_id_of_path(id, name) && admission_shows(&look, name) && models_write_one(l->serve, &b, name, aliases, n)) {
+    if (models_id_of_path(id, name) && admission_shows(&look, name) && models_write_one(l->data->workers, &b, name, aliases, n)) {
         kvr_http_reply_buf(c, 200, "application/json", NULL, &b);
     } else {
         snprintf(text, sizeof text, "the model '%s' does not exist", name);
@@ -136,10 +138,10 @@ static void models_answer(struct loop *l, struct kvr_http_conn *c)
     struct kvr_buf b = {0};
     struct admission_look look;
     size_t n;
-    if (!admission_look(l->serve, c, &look)) return;
-    const struct models_file *f = models_config_hold(l->serve);
+    if (!admission_look(l->data, c, &look)) return;
+    const struct models_file *f = models_config_hold(l->data->config);
     struct model_alias *aliases = aliases_of(f, &n);
-    models_write(l->serve, &b, (struct models_seen){admission_shows, &look}, aliases, n);
+    models_write(l->data->workers, &b, (struct models_seen){admission_shows, &look}, aliases, n);
     kvr_http_reply_buf(c, 200, "application/json", NULL, &b);
     kvr_buf_free(&b);
     free(aliases);
@@ -152,11 +154,11 @@ static void local_answer(struct loop *l, struct kvr_http_conn *c, int what)
     const char *why = "";
     if (what == 0) {
         models_answer(l, c);
-    } else if (what == 1 && serve_is_ending(l->serve)) {
+    } else if (what == 1 && process_is_ending(l->data->process)) {
         reply_error(c, 503, "shutting down", NULL);
     } else if (what == 1) {
         kvr_http_reply(c, 200, "application/json", NULL, "{\"status\":\"ok\"}", 15);
-    } else if (serve_ready(l->serve, &why)) {
+    } else if (serve_ready(l->data, &why)) {
         kvr_http_reply(c, 200, "application/json", NULL, "{\"status\":\"ready\"}", 18);
     } else {
         reply_error(c, 503, why, NULL);
@@ -169,16 +171,16 @@ void data_port_body_room(struct kvr_http_conn *c, void *ctx, struct kvr_http_roo
     enum { THROWN_AWAY = 64 * 1024 };
     const struct loop *l = ctx;
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
-    const char *more = l->serve->o->pass_routes;
+    const char *more = l->data->o->pass_routes;
     bool used = client_route_is_passed(rq->path, more) && !client_route_allows(rq->path, rq->method, more);
     if (!used) room->bytes = KVR_MIN(room->bytes, (size_t)THROWN_AWAY);
-    admission_body_room(l->serve, rq->headers, room);
+    admission_body_room(l->data, rq->headers, room);
 }
 
 void data_port_on_refused(struct kvr_http_conn *c, int status, void *ctx)
 {
     const struct loop *l = ctx;
-    if (status == 429) admission_count_unfinished(l->serve, kvr_http_conn_request(c));
+    if (status == 429) admission_count_unfinished(l->data, kvr_http_conn_request(c));
     note_refused(c, status, ctx);
 }
 
@@ -203,7 +205,7 @@ static void answer(struct loop *l, struct kvr_http_conn *c, struct request_note 
 {
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
     bool get = kvr_text_is(rq->method, "GET");
-    if (cors_preflight(l->serve->o, c)) return;
+    if (cors_preflight(l->data->o, c)) return;
     if (wants_websocket(rq)) {
         reply_error(c, 501, "WebSocket connections (/v1/realtime) are not supported; connect to the engine itself", NULL);
         return;
@@ -218,8 +220,8 @@ static void answer(struct loop *l, struct kvr_http_conn *c, struct request_note 
     static const char models[] = "/v1/models/";
     if (get && rq->path.len > sizeof models - 1 && memcmp(rq->path.ptr, models, sizeof models - 1) == 0) {
         model_answer(l, c, (struct kvr_text){rq->path.ptr + sizeof models - 1, rq->path.len - (sizeof models - 1)});
-    } else if (client_route_is_passed(rq->path, l->serve->o->pass_routes)) {
-        const char *allowed = client_route_allows(rq->path, rq->method, l->serve->o->pass_routes);
+    } else if (client_route_is_passed(rq->path, l->data->o->pass_routes)) {
+        const char *allowed = client_route_allows(rq->path, rq->method, l->data->o->pass_routes);
         if (allowed) method_refused(c, allowed);
         else begin(l, c, client_route_form(rq->path), note);
     } else {
@@ -230,7 +232,7 @@ static void answer(struct loop *l, struct kvr_http_conn *c, struct request_note 
 void data_port_put_headers(struct kvr_http_conn *c, struct kvr_buf *head, void *ctx)
 {
     const struct loop *l = ctx;
-    cors_put_headers(l->serve->o, c, head);
+    cors_put_headers(l->data->o, c, head);
 }
 
 /* The note is still here when the router has answered by itself. */

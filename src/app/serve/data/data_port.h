@@ -3,7 +3,7 @@
 #ifndef KVR_SERVE_DATA_PORT_H
 #define KVR_SERVE_DATA_PORT_H
 
-#include "app/serve/state.h"
+#include "app/serve/data/room.h"
 
 void data_port_on_request(struct kvr_http_conn *c, void *ctx);
 void data_port_on_gone(struct kvr_http_conn *c, void *ctx);

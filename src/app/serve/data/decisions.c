@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Ring of the last decisions. Threads: any; its lock is a leaf. */
-#include "app/serve/state.h"
+#include "app/serve/data/room.h"
 
 #include <math.h>
 #include <string.h>

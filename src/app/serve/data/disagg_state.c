@@ -4,9 +4,11 @@
 
 #include <string.h>
 
-#include "app/serve/state.h"
+#include "app/serve/data/room.h"
 #include "base/log.h"
 #include "wire/prom_page.h"
+#include "app/serve/workers/roster.h"
+#include "app/serve/workers/workers.h"
 
 enum state { STATE_PENDING, STATE_ACTIVE, STATE_UNAVAILABLE };
 
@@ -100,14 +102,14 @@ static void drop_unseen(struct disagg_states *d)
     d->next = 0;
 }
 
-void disagg_states_look(struct serve *s)
+void disagg_states_look(struct data_plane *s)
 {
-    if (!atomic_load(&s->has_roles)) return;
-    roster_each_model(s, look, s->disagg_states);
+    if (!workers_have_roles(s->workers)) return;
+    roster_each_model(s->workers, look, s->disagg_states);
     drop_unseen(s->disagg_states);
 }
 
-void disagg_states_metrics(struct serve *s, struct kvr_prom_page *b)
+void disagg_states_metrics(struct data_plane *s, struct kvr_prom_page *b)
 {
     const struct disagg_states *d = s->disagg_states;
     disagg_states_look(s);

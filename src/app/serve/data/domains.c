@@ -5,13 +5,14 @@
 #include <string.h>
 
 #include "app/serve/workers/roster.h"
+#include "app/serve/workers/worker.h"
 
-static bool limits(const struct serve *s)
+static bool limits(const struct data_plane *s)
 {
     return s->o->kv_transfer_domain == DOMAIN_REQUIRED;
 }
 
-bool domains_meet(const struct serve *s, const struct worker *prefill, const struct worker *decode)
+bool domains_meet(const struct data_plane *s, const struct worker *prefill, const struct worker *decode)
 {
     return !limits(s) || !prefill->kv_domain[0] || strcmp(prefill->kv_domain, decode->kv_domain) == 0;
 }
@@ -26,7 +27,7 @@ static bool has_partner(const struct request *r, const struct roster_row *row, e
     struct roster_walk walk = {0};
     const struct worker *d;
     while ((d = roster_next_up(row, &row->decode[p], &walk)))
-        if (may_be(&r->pin, d) && domains_meet(serve_of(r), prefill, d)) return true;
+        if (may_be(&r->pin, d) && domains_meet(data_of(r), prefill, d)) return true;
     return false;
 }
 
@@ -45,14 +46,14 @@ bool domains_prefill_ids(const struct request *r, const struct roster_row *row, 
     const struct worker *w;
     *ids = NULL;
     *n = 0;
-    if (!limits(serve_of(r))) return true;
+    if (!limits(data_of(r))) return true;
     if (!(*ids = malloc((row->prefill[p].n + 1) * sizeof **ids))) return false;
     while ((w = roster_next_up(row, &row->prefill[p], &walk)))
         if (has_partner(r, row, p, w)) (*ids)[(*n)++] = w->id;
     return true;
 }
 
-void domains_ask(const struct serve *s, const struct worker *prefill, struct domain_wish *wish, struct kvr_router_request *rq)
+void domains_ask(const struct data_plane *s, const struct worker *prefill, struct domain_wish *wish, struct kvr_router_request *rq)
 {
     if (s->o->kv_transfer_domain == DOMAIN_OFF || !prefill->kv_domain[0]) return;
     snprintf(wish->taint, sizeof wish->taint, KV_DOMAIN_TAINT "%s", prefill->kv_domain);

@@ -9,6 +9,7 @@
  */
 #include "app/serve/data/figures.h"
 #include "app/serve/data/legs.h"
+#include "app/serve/workers/labels.h"
 
 static void add(_Atomic int64_t *gauge, int64_t by)
 {
@@ -29,16 +30,16 @@ static void stand(struct request *r, enum request_stand to)
 /* A request that names no model has its worker's, so it is counted from when that is known; `late`: as it stands. */
 static void look_up(struct request *r, bool late)
 {
-    struct serve *s = serve_of(r);
+    struct data_plane *s = data_of(r);
     const struct attempt *a = r->model[0] ? NULL : legs_computed(r);
     char name[MODEL_MAX] = "";
     if (r->figures.of || !(r->model[0] || late)) return;
     if (a && a->worker) {
-        kvr_lock(&s->lock);
-        snprintf(name, sizeof name, "%s", worker_model(s, a->worker));
-        kvr_unlock(&s->lock);
+        workers_lock(s->workers);
+        snprintf(name, sizeof name, "%s", worker_model(s->workers, a->worker));
+        workers_unlock(s->workers);
     }
-    r->figures.of = model_counts_of(s, r->model[0] ? r->model : name);
+    r->figures.of = model_counts_of(s->workers, r->model[0] ? r->model : name);
 }
 
 void figures_again(struct request *r)
@@ -135,7 +136,7 @@ void figures_close(struct request *r)
     atomic_fetch_add_explicit(&m->input, input, memory_order_relaxed);
     atomic_fetch_add_explicit(&m->output, output, memory_order_relaxed);
     bool same = a->worker == computed->worker;
-    labels_tokens(serve_of(r), computed->worker, r->model, &(struct label_tokens){.input = input, .output = same ? output : 0});
-    if (!same) labels_tokens(serve_of(r), a->worker, r->model, &(struct label_tokens){.output = output});
+    labels_tokens(data_of(r)->workers, computed->worker, r->model, &(struct label_tokens){.input = input, .output = same ? output : 0});
+    if (!same) labels_tokens(data_of(r)->workers, a->worker, r->model, &(struct label_tokens){.output = output});
     observe_generation(m, a);
 }

@@ -4,6 +4,7 @@
 #define KVR_SERVE_FIGURES_H
 
 #include "app/serve/data/attempt.h"
+#include "app/serve/workers/model_counts.h"
 
 /* It enters the phase r->phase. */
 void figures_enter(struct request *r);

@@ -24,6 +24,7 @@
 #include "app/serve/data/phases.h"
 #include "app/serve/data/release.h"
 #include "app/serve/data/reply.h"
+#include "app/serve/common/clock.h"
 
 static void step(struct request *r, enum outcome o);
 
@@ -216,7 +217,7 @@ static enum outcome wait_or_refuse(struct request *r)
 
 static bool may_try_again(const struct request *r)
 {
-    return r->tries <= (unsigned)model_option(&r->options, MODEL_MAX_RETRIES, (double)serve_of(r)->o->max_retries) && r->tries < TRIES_MAX;
+    return r->tries <= (unsigned)model_option(&r->options, MODEL_MAX_RETRIES, (double)data_of(r)->o->max_retries) && r->tries < TRIES_MAX;
 }
 
 /* A prefill worker has failed: another one, else the whole request goes to one worker. */

@@ -7,6 +7,7 @@
 #include "app/serve/data/eligible.h"
 #include "app/serve/data/phases.h"
 #include "app/serve/tokenizers/tokenizers.h"
+#include "app/serve/workers/worker.h"
 
 enum { WHOLE_ON_LOOP = 64 << 10, QUESTION_MAX = 16 << 20, CHECKS_MAX = 8, CHECK_ANSWER_MAX = 16 << 20 };
 
@@ -15,7 +16,7 @@ enum { WHOLE_ON_LOOP = 64 << 10, QUESTION_MAX = 16 << 20, CHECKS_MAX = 8, CHECK_
 /* A question in the form of another engine lacks members that decide. */
 struct kvr_tokenizer *here_tokenizer(const struct request *r, bool *trusted)
 {
-    struct kvr_tokenizer *t = tokenizers_find(serve_of(r), r->model);
+    struct kvr_tokenizer *t = tokenizers_find(data_of(r)->tokenizers, r->model);
     *trusted = t && kvr_tokenizer_state(t) == KVR_TRUST_TRUSTED && kvr_tokenizer_is_sglang(t) == r->asks_sglang;
     return t;
 }
@@ -24,7 +25,7 @@ struct kvr_tokenizer *here_tokenizer(const struct request *r, bool *trusted)
 
 static bool take_ids(struct request *r, struct kvr_ids *ids)
 {
-    bool fits = ids && ids->n <= serve_of(r)->o->max_prompt_tokens;
+    bool fits = ids && ids->n <= data_of(r)->o->max_prompt_tokens;
     r->tokens = fits ? malloc((ids->n + 1) * sizeof *r->tokens) : NULL;
     r->tokens_n = r->tokens ? ids->n : 0;
     if (r->tokens) memcpy(r->tokens, ids->v, ids->n * sizeof *r->tokens);
@@ -92,7 +93,7 @@ static bool begin_errand(struct request *r, struct kvr_tokenizer *t, struct kvr_
     struct kvr_token_question q = {.make = run_errand, .drop = drop_errand, .ctx = e};
     key_of(r, t, q.key);
     *waiter = (struct here_waiter){.waiter = {.done = made}, .request = r, .waits = true};
-    waiter->waits = kvr_token_pool_ask(tokenizers_pool(serve_of(r)), &q, &waiter->waiter);
+    waiter->waits = kvr_token_pool_ask(tokenizers_pool(data_of(r)->tokenizers), &q, &waiter->waiter);
     if (!waiter->waits) COUNT(r, tokenizer_full_total);
     return waiter->waits;
 }
@@ -132,7 +133,7 @@ void here_leave(struct request *r)
     struct loop *l = r->loop;
     if (!h->waits) return;
     h->waits = false;
-    if (kvr_token_pool_leave(tokenizers_pool(serve_of(r)), &h->waiter)) return;
+    if (kvr_token_pool_leave(tokenizers_pool(data_of(r)->tokenizers), &h->waiter)) return;
     kvr_lock(&l->mail_lock);
     struct kvr_token_waiter **at = &l->made;
     while (*at && *at != &h->waiter) at = &(*at)->next;
@@ -230,7 +231,7 @@ static void judge(struct token_check *k)
     if (kvr_json_parse(k->loop->json, k->answer.data ? k->answer.data : "", k->answer.len, &root, NULL)) return;
     list = kvr_json_get(root, "tokens");
     size_t n = kvr_json_count(list);
-    if (kvr_json_type_of(list) != KVR_JSON_ARRAY || n > k->loop->serve->o->max_prompt_tokens) return;
+    if (kvr_json_type_of(list) != KVR_JSON_ARRAY || n > k->loop->data->o->max_prompt_tokens) return;
     uint32_t *ids = malloc((n + 1) * sizeof *ids);
     if (ids && kvr_json_u32_array(list, ids, n) >= 0) compare(k->tokenizer, k->worker, k->question, ids, n);
     free(ids);
@@ -270,7 +271,7 @@ static bool start_check(struct token_check *k, const struct request *r)
                                           .head = head.data,
                                           .head_len = head.len,
                                           .body = k->question,
-                                          .connect_timeout_s = serve_of(r)->o->connect_timeout,
+                                          .connect_timeout_s = data_of(r)->o->connect_timeout,
                                           .handler = &check_handler,
                                           .ctx = k};
     if (!head.failed) k->call = kvr_http_call_start(k->loop->client, &config);
@@ -282,7 +283,7 @@ void here_check(struct request *r, struct kvr_tokenizer *t, struct kvr_body *que
 {
     struct loop *l = r->loop;
     bool exists;
-    if (l->draining || l->token_checks_n == CHECKS_MAX || !tokenizers_check_due(serve_of(r), t)) return;
+    if (l->draining || l->token_checks_n == CHECKS_MAX || !tokenizers_check_due(data_of(r)->tokenizers, t)) return;
     struct worker *w = eligible_tokenizer(r, &exists);
     struct token_check *k = w ? calloc(1, sizeof *k) : NULL;
     if (!k) {
@@ -296,5 +297,5 @@ void here_check(struct request *r, struct kvr_tokenizer *t, struct kvr_body *que
     uv_timer_init(&l->uv, &k->timeout);
     k->timeout.data = k;
     bool asked = start_check(k, r);
-    uv_timer_start(&k->timeout, on_check_timeout, asked ? (uint64_t)(serve_of(r)->o->tokenize_timeout * 1000) + 1 : 0, 0);
+    uv_timer_start(&k->timeout, on_check_timeout, asked ? (uint64_t)(data_of(r)->o->tokenize_timeout * 1000) + 1 : 0, 0);
 }

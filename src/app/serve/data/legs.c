@@ -9,6 +9,8 @@
 #include "app/serve/data/domains.h"
 #include "app/serve/data/pins.h"
 #include "wire/json_edit.h"
+#include "app/serve/common/clock.h"
+#include "app/serve/workers/roster.h"
 
 #include <strings.h>
 
@@ -58,10 +60,10 @@ enum outcome legs_pass_on(struct request *r)
 }
 
 /* Of an identifier that another router hardly gives: the time, and 14 bits that this process has drawn. */
-static int64_t new_disagg_id(struct serve *s)
+static int64_t new_disagg_id(struct data_plane *s)
 {
-    uint64_t n = atomic_fetch_add(&s->next_id, 1);
-    return kvr_disagg_request_id(now_ms(), (uint32_t)(s->salt & 255), (uint32_t)(s->salt >> 8 & 63), (uint32_t)(n & 1023));
+    uint64_t n = atomic_fetch_add(&s->process->next_id, 1);
+    return kvr_disagg_request_id(now_ms(), (uint32_t)(s->process->salt & 255), (uint32_t)(s->process->salt >> 8 & 63), (uint32_t)(n & 1023));
 }
 
 /* A rank that the client asks for is one of the worker that answers. */
@@ -78,7 +80,7 @@ static struct kvr_body *without_rank(struct request *r, struct kvr_body *body)
 struct kvr_body *legs_prefill_body(struct request *r)
 {
     struct kvr_buf bytes = {0};
-    r->legs->disagg_id = new_disagg_id(serve_of(r));
+    r->legs->disagg_id = new_disagg_id(data_of(r));
     struct kvr_handoff_leg leg = transfer_leg(r);
     return without_rank(r, derived(r, kvr_handoff_prefill_body(&leg, body_span(r), &bytes), &bytes));
 }
@@ -142,7 +144,7 @@ static bool wants_one_token(const struct request *r)
 /* A router that chooses nobody (mode direct) cannot choose a prefill worker. */
 static bool may_pair(const struct request *r)
 {
-    bool direct = atomic_load(&serve_of(r)->mode) == KVR_MODE_DIRECT;
+    bool direct = workers_mode(data_of(r)->workers) == KVR_MODE_DIRECT;
     return has_legs(r) && r->wish != WISH_LOCAL && (!direct || r->prefill_pin.set) &&
            (!r->pin.set || pins_look(r, &r->pin).role == ROLE_DECODE);
 }
@@ -183,7 +185,7 @@ bool legs_go_whole(struct request *r, struct kvr_worker to)
 /* What is wrong with what the request asks for by itself, whoever is up; NULL: nothing. */
 static const char *wrong_wish(const struct request *r, const struct roster_row *row)
 {
-    bool local = r->wish == WISH_LOCAL, direct = atomic_load(&serve_of(r)->mode) == KVR_MODE_DIRECT;
+    bool local = r->wish == WISH_LOCAL, direct = workers_mode(data_of(r)->workers) == KVR_MODE_DIRECT;
     enum worker_role role = pins_look(r, &r->pin).role;
     enum kvr_kv_protocol p;
     if (r->pin.set && role == ROLE_PREFILL) return "the pinned worker only prefills for others; pin one that answers";
@@ -277,8 +279,8 @@ static const char *const fallbacks[] = {
 
 bool legs_fall_back(struct request *r, enum fallback why)
 {
-    const struct roster_row *row = roster_hold(serve_of(r), r->model);
-    bool can = row && !serve_of(r)->o->enforce_disagg && !legs_wants_two(r) && roster_any_up(row, &row->whole);
+    const struct roster_row *row = roster_hold(data_of(r)->workers, r->model);
+    bool can = row && !data_of(r)->o->enforce_disagg && !legs_wants_two(r) && roster_any_up(row, &row->whole);
     roster_let_go(row);
     if (!can) return false;
     legs_drop_handoff(r);
@@ -301,7 +303,7 @@ static bool has(const uint64_t *ids, size_t n, uint64_t id)
 static bool is_alone(struct request *r, const struct roster_choice *decode, uint64_t prefill)
 {
     uint64_t missed[MISSED_MAX];
-    size_t n = missed_by(serve_of(r), prefill, missed);
+    size_t n = missed_by(data_of(r)->workers, prefill, missed);
     if (r->pin.set) return has(missed, n, r->pin.to.worker_id);
     for (size_t i = 0; n && i < decode->n; i++)
         if (!has(missed, n, decode->ids[i])) return false;
@@ -323,7 +325,7 @@ size_t legs_exclude(struct request *r, const struct roster_row *row, const uint6
     bool prefills = legs_prefill_next(r);
     size_t n = prefills ? start_list(l, l->tried, l->tried_n) : start_list(l, r->tried, r->tried_n);
     if (!legs_at_once(r) || (!prefills && r->pin.set)) return n;
-    if (!prefills) return n + missed_by(serve_of(r), l->prefill->result.worker.worker_id, l->excluded + n);
+    if (!prefills) return n + missed_by(data_of(r)->workers, l->prefill->result.worker.worker_id, l->excluded + n);
     const struct roster_choice *from = &row->prefill[l->protocol];
     for (size_t i = 0; i < from->n && n < LEGS_EXCLUDED_MAX; i++)
         if (is_alone(r, &row->decode[l->protocol], from->ids[i])) l->excluded[n++] = from->ids[i];
@@ -332,13 +334,13 @@ size_t legs_exclude(struct request *r, const struct roster_row *row, const uint6
 
 bool legs_has_other_decode(const struct request *r)
 {
-    const struct roster_row *row = roster_hold(serve_of(r), r->model);
+    const struct roster_row *row = roster_hold(data_of(r)->workers, r->model);
     bool found = false;
     for (size_t i = 0; row && !found && i < row->servers_n; i++) {
         const struct worker *w = row->servers[i].worker;
         found = w->role == ROLE_DECODE && w->kv_protocol == r->legs->protocol && w->partition == row->decode[r->legs->protocol].partition &&
                 worker_is_schedulable(w, now_ms()) && !has(r->tried, r->tried_n, w->id) &&
-                domains_meet(serve_of(r), r->legs->prefill->worker, w);
+                domains_meet(data_of(r), r->legs->prefill->worker, w);
     }
     roster_let_go(row);
     return found;

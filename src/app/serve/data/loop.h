@@ -22,14 +22,14 @@
 struct bootstrap;
 struct kvr_token_waiter;
 struct request;
-struct serve;
+struct data_plane;
 struct side_call;
 struct token_check;
 
 enum side_kind { SIDE_RELEASE, SIDE_ABORT, SIDE_QUERY, SIDE_KINDS }; /* data/side_call.h */
 
 struct loop {
-    struct serve *serve;
+    struct data_plane *data;
     size_t place;       /* among the loops */
     struct kvr_rng ids; /* of traces and spans */
     uv_loop_t uv;

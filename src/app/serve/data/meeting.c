@@ -9,6 +9,7 @@
 #include "app/serve/data/legs.h"
 #include "app/serve/data/phases.h"
 #include "app/serve/workers/missed.h"
+#include "app/serve/common/clock.h"
 
 enum { LOOK_AGAIN_MS = 10 /* for the name of an engine */ };
 
@@ -79,7 +80,7 @@ static enum outcome send_both(struct request *r)
     o = prefill_begin(r, l->hear);
     if (o == OUTCOME_WAITS) o = send_decode(r);
     if (o != OUTCOME_WAITS) return o;
-    l->decode_deadline_ms = request_after(model_option(&r->options, MODEL_FIRST_TOKEN_TIMEOUT, serve_of(r)->o->first_token_timeout));
+    l->decode_deadline_ms = request_after(model_option(&r->options, MODEL_FIRST_TOKEN_TIMEOUT, data_of(r)->o->first_token_timeout));
     prefill_wait(r);
     return OUTCOME_WAITS;
 }
@@ -120,7 +121,7 @@ enum outcome meeting_commit(struct request *r)
 
 void meeting_missed(struct request *r)
 {
-    missed_note(serve_of(r), r->legs->prefill->result.worker.worker_id, r->attempt->result.worker.worker_id);
+    missed_note(data_of(r)->workers, r->legs->prefill->result.worker.worker_id, r->attempt->result.worker.worker_id);
 }
 
 /* ---- its end ----------------------------------------------------------------------------------------- */

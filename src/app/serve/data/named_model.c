@@ -15,8 +15,9 @@
 #include "app/serve/config/models_file.h"
 #include "app/serve/data/admission.h"
 #include "app/serve/data/request.h"
-#include "app/serve/state.h"
+#include "app/serve/data/room.h"
 #include "wire/json_edit.h"
+#include "app/serve/workers/roster.h"
 
 static struct kvr_text session_of(const struct request *r, const struct named_ask *ask)
 {
@@ -43,7 +44,7 @@ static bool is_overloaded(const struct request *r, const struct named_ask *ask, 
 /* `loads`: overload matters. A request that names its worker goes there, whatever there is. */
 static enum standing standing_of(struct request *r, const struct named_ask *ask, const char *model, bool loads)
 {
-    const struct roster_row *row = roster_hold(serve_of(r), model);
+    const struct roster_row *row = roster_hold(data_of(r)->workers, model);
     enum standing is = row && roster_any_up(row, &row->main) ? SERVES : NOBODY_UP;
     if (is == SERVES && loads && !r->pin.set && is_overloaded(r, ask, &row->main)) is = ALL_OVERLOADED;
     roster_let_go(row);
@@ -77,7 +78,7 @@ static const char *fallback_of(struct request *r, const struct named_ask *ask, c
         if (other == ALL_OVERLOADED && is == NOBODY_UP && !overloaded) overloaded = to;
     }
     if (!best) best = overloaded;
-    if (best) fallback_counts_add(&serve_of(r)->fallback_counts, target, best, why);
+    if (best) fallback_counts_add(&data_of(r)->fallback_counts, target, best, why);
     return best;
 }
 
@@ -126,7 +127,7 @@ static void take_options(struct request *r, const struct models_file *f)
 bool named_model_may_fall_back(struct request *r)
 {
     if (!r->asked_model[0] || r->fell_back || r->again || r->pin.set || r->tries || !r->body) return false;
-    const struct models_file *f = models_config_hold(serve_of(r));
+    const struct models_file *f = models_config_hold(data_of(r)->config);
     const struct model_rule *from = f ? rule_of(r, f, r->model) : NULL;
     bool may = from && from->on_overloaded;
     models_config_let_go(f);
@@ -136,7 +137,7 @@ bool named_model_may_fall_back(struct request *r)
 /* The body has the name of the model that has refused it by now. */
 static enum named_model resolve_again(struct request *r, const struct named_ask *ask)
 {
-    const struct models_file *f = models_config_hold(serve_of(r));
+    const struct models_file *f = models_config_hold(data_of(r)->config);
     enum named_model is = NAMED_NOBODY;
     char target[MODEL_MAX];
     memcpy(target, r->model, sizeof target);
@@ -155,7 +156,7 @@ enum named_model named_model_resolve(struct request *r, const struct named_ask *
 {
     if (ask->model.len) memcpy(r->model, ask->model.ptr, ask->model.len);
     if (r->again) return resolve_again(r, ask);
-    const struct models_file *f = ask->model.len ? models_config_hold(serve_of(r)) : NULL;
+    const struct models_file *f = ask->model.len ? models_config_hold(data_of(r)->config) : NULL;
     enum named_model is = NAMED_AS_IT_IS;
     if (f) memcpy(r->asked_model, r->model, sizeof r->asked_model);
     if (f && models_file_find(f, r->asked_model)) {

@@ -48,7 +48,7 @@ static bool has_good_state(const struct kvr_headers *h)
 }
 
 /* The share of traces that begin here and are kept, by their id. */
-static bool is_sampled(const struct serve *s, uint64_t drawn)
+static bool is_sampled(const struct data_plane *s, uint64_t drawn)
 {
     return (double)(drawn >> 11) * 0x1.0p-53 < s->o->trace_sample;
 }
@@ -56,7 +56,7 @@ static bool is_sampled(const struct serve *s, uint64_t drawn)
 static void begin_root(struct loop *l, struct request_note *n)
 {
     uint64_t halves[2] = {draw(l), draw(l)};
-    n->trace = (struct kvr_trace_context){.flags = is_sampled(l->serve, halves[1]) ? KVR_TRACE_SAMPLED : 0};
+    n->trace = (struct kvr_trace_context){.flags = is_sampled(l->data, halves[1]) ? KVR_TRACE_SAMPLED : 0};
     memcpy(n->trace.trace, halves, sizeof n->trace.trace);
     n->has_trace = true;
 }
@@ -73,7 +73,7 @@ void note_take(struct request *r, struct request_note *n)
 {
     struct loop *l = r->loop;
     r->note = n;
-    if (!n || !l->serve->otlp) return; /* without traces the client's trace id is for the log only */
+    if (!n || !l->data->otlp) return; /* without traces the client's trace id is for the log only */
     if (!n->has_trace) begin_root(l, n);
     n->root = draw(l);
 }
@@ -81,13 +81,13 @@ void note_take(struct request *r, struct request_note *n)
 void note_known(struct request *r)
 {
     struct request_note *n = r->note;
-    if (n && r->loop->serve->otlp && n->trace.flags & KVR_TRACE_SAMPLED) spans_begin(n);
+    if (n && r->loop->data->otlp && n->trace.flags & KVR_TRACE_SAMPLED) spans_begin(n);
 }
 
 bool note_is_trace_header(const struct request *r, struct kvr_text name)
 {
     const struct request_note *n = r->note;
-    if (!n || !serve_of(r)->otlp) return false;
+    if (!n || !data_of(r)->otlp) return false;
     return kvr_text_is_nocase(name, "traceparent") || (!n->has_state && kvr_text_is_nocase(name, "tracestate"));
 }
 
@@ -96,7 +96,7 @@ void note_put_trace(const struct attempt *a, struct kvr_buf *head)
 {
     const struct request_note *n = a->request->note;
     char text[KVR_TRACEPARENT_LEN + 1];
-    if (!n || !serve_of(a->request)->otlp) return;
+    if (!n || !data_of(a->request)->otlp) return;
     struct kvr_trace_context c = n->trace;
     if (a->span_id) c.parent = a->span_id;
     else if (!c.parent) c.parent = n->root;
@@ -114,7 +114,7 @@ uint64_t note_span_id(const struct request *r)
 struct request_note *note_begin(struct loop *l, struct kvr_http_conn *c)
 {
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
-    if (!l->serve->access_log && !l->serve->otlp) return NULL;
+    if (!l->data->access_log && !l->data->otlp) return NULL;
     size_t len = KVR_MIN(rq->path.len, (size_t)NOTED_PATH_MAX);
     struct request_note *n = calloc(1, sizeof *n + len + 1);
     if (!n) return NULL;

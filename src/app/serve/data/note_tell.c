@@ -88,7 +88,7 @@ void note_local(struct loop *l, struct request_note *n, int status)
 void note_refused(struct kvr_http_conn *c, int status, void *loop)
 {
     struct loop *l = loop;
-    if (!l->serve->access_log) return;
+    if (!l->data->access_log) return;
     struct request_note *n = note_begin(l, c);
     kvr_http_conn_tell(c, NULL);
     note_local(l, n, status);
@@ -108,7 +108,7 @@ void note_end(struct request *r)
     struct request_note *n = r->note;
     if (!n) return;
     r->note = NULL;
-    if (n->spans) kvr_otlp_give(serve_of(r)->otlp, n->spans);
+    if (n->spans) kvr_otlp_give(data_of(r)->otlp, n->spans);
     n->spans = NULL;
     note_free(n);
 }

@@ -10,12 +10,13 @@
 #include "app/serve/data/meeting.h"
 #include "app/serve/data/phases.h"
 #include "app/serve/data/reply.h"
+#include "app/serve/common/clock.h"
 
 enum { HANDOFF_MAX = 16 << 20 /* bytes of a prefill worker's answer */ };
 
 static uint64_t deadline(const struct request *r)
 {
-    const struct serve_options *o = serve_of(r)->o;
+    const struct serve_options *o = data_of(r)->o;
     return request_after(o->prefill_timeout > 0 ? o->prefill_timeout
                                                 : model_option(&r->options, MODEL_FIRST_TOKEN_TIMEOUT, o->first_token_timeout));
 }
@@ -23,7 +24,7 @@ static uint64_t deadline(const struct request *r)
 /* The next moment that the timer is needed: a comment for the client, or the end of a leg's time. */
 void prefill_wait(struct request *r)
 {
-    const struct serve_options *o = serve_of(r)->o;
+    const struct serve_options *o = data_of(r)->o;
     uint64_t until = r->legs->prefill_deadline_ms, other = r->legs->decode_deadline_ms;
     if (other) until = until ? KVR_MIN(until, other) : other;
     if (r->stream && o->queue_keepalive > 0) {

@@ -5,6 +5,8 @@
 #include <string.h>
 
 #include "app/serve/data/admission.h"
+#include "app/serve/common/clock.h"
+#include "app/serve/workers/workers.h"
 
 enum { OUTPUT_USUAL = 256 /* tokens, of a request that does not say how many it wants */ };
 
@@ -17,7 +19,7 @@ static size_t session_key(const struct request *r, bool prefills, char *out, siz
 /* A request that the rule has sent to a worker, that goes on from a response, or whose session is bound, prefers the pair that has it. */
 static void prefer(const struct request *r, struct kvr_router_request *rq)
 {
-    struct serve *s = serve_of(r);
+    struct data_plane *s = data_of(r);
     bool prefills = legs_asks_prefill(r);
     char key[sizeof r->session + sizeof SESSION_OF_PREFILL];
     if (rq->pinned) return;
@@ -30,18 +32,18 @@ static void prefer(const struct request *r, struct kvr_router_request *rq)
                     (r->session[0] && sessions_get(s->sessions, key, session_key(r, prefills, key, sizeof key), now_ms(), &rq->pin));
 }
 
-const enum kvr_router_mode *leg_mode(const struct serve *s, int option)
+const enum kvr_router_mode *leg_mode(const struct data_plane *s, int option)
 {
     static const enum kvr_router_mode modes[] = {KVR_MODE_KV, KVR_MODE_ROUND_ROBIN, KVR_MODE_RANDOM, KVR_MODE_LEAST_LOADED};
-    return option && atomic_load(&s->mode) != KVR_MODE_DIRECT ? &modes[option - 1] : NULL;
+    return option && workers_mode(s->workers) != KVR_MODE_DIRECT ? &modes[option - 1] : NULL;
 }
 
 static const enum kvr_router_mode *mode_of(const struct request *r)
 {
-    const struct serve_options *o = serve_of(r)->o;
+    const struct serve_options *o = data_of(r)->o;
     int leg = legs_asks_prefill(r) ? o->prefill_mode : legs_are_two(r) ? o->decode_mode : 0;
     if (!leg && model_option_is_set(&r->options, MODEL_ROUTER_MODE)) leg = (int)r->options.values[MODEL_ROUTER_MODE] + 1;
-    return leg_mode(serve_of(r), leg);
+    return leg_mode(data_of(r), leg);
 }
 
 static void fill_in(struct request *r, const struct roster_row *row, struct kvr_router_request *rq)
@@ -79,7 +81,7 @@ const struct kvr_override *question_override(const struct request *r, struct kvr
 {
     *out = model_options_override(&r->options);
     /* With a rule, what a decode worker has counts, so that a conversation stays where it may be served whole the next time. */
-    if (legs_are_two(r) && !legs_prefill_next(r)) kvr_override_decode_leg(out, serve_of(r)->o->conditional_disagg);
+    if (legs_are_two(r) && !legs_prefill_next(r)) kvr_override_decode_leg(out, data_of(r)->o->conditional_disagg);
     return out->set ? out : NULL;
 }
 

@@ -1,14 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Whether requests should be sent here: data/ready.h. */
-#include "app/serve/state.h"
+#include "app/serve/data/room.h"
+#include "app/serve/common/clock.h"
+#include "app/serve/data/ready.h"
+#include "app/serve/peers/remote.h"
+#include "app/serve/workers/roster.h"
+#include "app/serve/workers/views.h"
 
-bool serve_ready(struct serve *s, const char **why)
+bool serve_ready(struct data_plane *s, const char **why)
 {
     bool up = false;
     uint64_t now = now_ms();
     *why = "shutting down";
-    if (serve_is_ending(s)) return false;
-    const struct roster_row *all = roster_hold(s, "");
+    if (process_is_ending(s->process)) return false;
+    const struct roster_row *all = roster_hold(s->workers, "");
     size_t n = all ? all->servers_n : 0;
     for (size_t i = 0; i < n; i++) {
         const struct worker *w = all->servers[i].worker;
@@ -21,8 +26,8 @@ bool serve_ready(struct serve *s, const char **why)
     *why = "fewer workers than --min-initial-workers";
     if (n < s->o->min_initial_workers) return false;
     *why = "views are being restored";
-    if (!views_settled(s)) return false;
+    if (!views_settled(s->workers)) return false;
     *why = "the remote index has not been validated";
-    if (!remote_settled(s)) return false;
+    if (!remote_settled(s->peers)) return false;
     return true;
 }

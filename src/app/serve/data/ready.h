@@ -5,9 +5,9 @@
 
 #include <stdbool.h>
 
-struct serve;
+struct data_plane;
 
 /* *why: what is missing; static. */
-bool serve_ready(struct serve *s, const char **why);
+bool serve_ready(struct data_plane *s, const char **why);
 
 #endif

@@ -10,6 +10,7 @@
 #include "app/serve/data/eligible.h"
 #include "app/serve/data/legs.h"
 #include "app/serve/data/side_call.h"
+#include "app/serve/workers/roster.h"
 
 enum { EARLY_MS = 100 /* from the sending of a request: the engine may not have it yet */ };
 
@@ -23,7 +24,7 @@ struct release {
 static void on_over(struct side_call *c, bool ok)
 {
     struct release *e = (struct release *)c;
-    struct metrics *m = &c->loop->serve->metrics;
+    struct data_counters *m = &c->loop->data->counters;
     if (!ok) atomic_fetch_add(&m->legs.releases[RELEASE_FAILED], 1);
     if (!ok) atomic_fetch_add(&m->legs.leaks[LEAK_RELEASE_FAILED], 1);
     kvr_router_free(e->partition->router, e->booking, strlen(e->booking));
@@ -35,7 +36,7 @@ static bool choose(struct request *r, struct attempt *a)
     const struct roster_row *row = eligible_workers(r);
     const struct roster_choice *from = row ? &row->decode[r->legs->protocol] : NULL;
     struct kvr_router_ctx *ctx = from && from->partition ? ctx_get(&r->loop->ctxs, from->partition) : NULL;
-    snprintf(a->booking, sizeof a->booking, "%llx", (unsigned long long)atomic_fetch_add(&serve_of(r)->next_id, 1));
+    snprintf(a->booking, sizeof a->booking, "%llx", (unsigned long long)atomic_fetch_add(&data_of(r)->process->next_id, 1));
     struct kvr_router_request rq = {.book = true,
                                     .guarded = true,
                                     .overloads = true, /* it frees more than it takes */
@@ -48,7 +49,7 @@ static bool choose(struct request *r, struct attempt *a)
                                     .excluded_n = r->tried_n};
     struct domain_wish wish;
     admission_keep_to_workers(r, &rq);
-    domains_ask(serve_of(r), r->legs->prefill->worker, &wish, &rq);
+    domains_ask(data_of(r), r->legs->prefill->worker, &wish, &rq);
     bool found = ctx && kvr_router_find_best_match(from->partition->router, ctx, &rq, &a->result) == 0;
     if (found) a->partition = from->partition;
     else a->booking[0] = 0;
@@ -69,7 +70,7 @@ static struct release *release_new(struct request *r, struct attempt *a)
     e->worker = worker_hold(a->worker);
     memcpy(e->booking, a->booking, sizeof e->booking);
     a->booking[0] = 0;
-    side_call_begin(&e->side, r->loop, serve_of(r)->o->disagg_release_timeout);
+    side_call_begin(&e->side, r->loop, data_of(r)->o->disagg_release_timeout);
     return e;
 }
 
@@ -115,7 +116,7 @@ static enum leak why_left(const struct request *r)
 
 void release_unused(struct request *r)
 {
-    const struct serve *s = serve_of(r);
+    const struct data_plane *s = data_of(r);
     if (may_be_left(r)) legs_leak(r, why_left(r));
     if (!is_unused(r)) return;
     bool may = s->o->disagg_release && r->conn && legs_is_usable(r) && side_calls_have_room(r->loop, SIDE_RELEASE);

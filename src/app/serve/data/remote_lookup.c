@@ -6,6 +6,7 @@
  */
 #include "app/serve/data/eligible.h"
 #include "app/serve/data/phases.h"
+#include "app/serve/peers/remote.h"
 
 #include <string.h>
 #include <kvroute/hash.h>
@@ -28,22 +29,21 @@ static void on_scores(void *ctx, const struct kvr_remote_query *q, const struct 
 {
     struct request *r = ctx;
     struct lookup *k = &r->now.lookup;
-    struct metrics *m = &serve_of(r)->metrics;
+    struct remote_counters *m = remote_counters(data_of(r)->peers);
     for (size_t i = 0; i < REMOTES_MAX; i++)
         if (k->queries[i] == q) k->queries[i] = NULL;
-    if (n >= 0) kvr_histogram_add(&m->remote_query, (double)(kvr_now_ns(kvr_clock_monotonic()) - k->asked_ns) / 1e6);
+    if (n >= 0) kvr_histogram_add(&m->query_ms, (double)(kvr_now_ns(kvr_clock_monotonic()) - k->asked_ns) / 1e6);
     if (n < 0 || !keep_scores(r, scores, (size_t)n)) r->no_index = true;
     else r->part_index = true;
     bool last = --k->unanswered == 0;
-    if (last && r->no_index && r->part_index) COUNT(r, remote_partial);
+    if (last && r->no_index && r->part_index) atomic_fetch_add_explicit(&m->partial, 1, memory_order_relaxed);
     request_step(r, last ? OUTCOME_DONE : OUTCOME_WAITS);
 }
 
 /* What several indexers call the model: they know the fleet's workers by what was registered. */
 static const char *asked_model(const struct request *r, char *out, size_t cap)
 {
-    if (serve_of(r)->remote_n <= 1) return r->model;
-    remote_model(serve_of(r), r->hashed_for, out, cap);
+    if (!remote_model(data_of(r)->peers, r->hashed_for, out, cap)) return r->model;
     return out;
 }
 

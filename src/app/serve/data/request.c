@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What all phases of a request use: its birth and its memory, its timer, its refusal, its work on a thread. */
 #include "app/serve/data/request.h"
+#include "app/serve/common/clock.h"
+#include "app/serve/workers/workers.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -171,13 +173,13 @@ enum outcome request_work(struct request *r, struct request_job *job, void (*run
 
 enum kvr_router_mode request_mode(const struct request *r)
 {
-    int mode = atomic_load(&serve_of(r)->mode); /* direct is an operator's word about all requests */
+    int mode = workers_mode(data_of(r)->workers); /* direct is an operator's word about all requests */
     return (enum kvr_router_mode)(mode == KVR_MODE_DIRECT ? mode : (int)model_option(&r->options, MODEL_ROUTER_MODE, mode));
 }
 
 bool request_wants_tokens(const struct request *r)
 {
-    return r->routed && request_mode(r) == KVR_MODE_KV && serve_of(r)->o->overlap_credit > 0;
+    return r->routed && request_mode(r) == KVR_MODE_KV && data_of(r)->o->overlap_credit > 0;
 }
 
 void request_prompt_is_hint(struct request *r)

@@ -55,10 +55,14 @@
 #define KVR_SERVE_REQUEST_H
 
 #include "app/serve/config/model_options.h"
-#include "app/serve/state.h"
+#include "app/serve/data/room.h"
 #include "token/pool.h"
 #include "wire/form.h"
 #include "wire/handoff.h"
+#include "app/serve/config/api_keys.h"
+#include "app/serve/data/sessions.h"
+#include "app/serve/workers/role.h"
+#include "wire/rank_member.h"
 
 struct attempt;
 struct legs;
@@ -312,9 +316,9 @@ struct request {
     } now; /* of the phase; SENDING and RELAYING have the attempt */
 };
 
-static inline struct serve *serve_of(const struct request *r)
+static inline struct data_plane *data_of(const struct request *r)
 {
-    return r->loop->serve;
+    return r->loop->data;
 }
 
 /* The name of the API key that it came with; "": it needs none. */
@@ -334,7 +338,7 @@ static inline const char *request_model(const struct request *r)
     return r->model;
 }
 
-#define COUNT(r, name) atomic_fetch_add_explicit(&serve_of(r)->metrics.name, 1, memory_order_relaxed)
+#define COUNT(r, name) atomic_fetch_add_explicit(&data_of(r)->counters.name, 1, memory_order_relaxed)
 
 /* A callback ends in this; the request may be gone then. */
 static inline void request_step(struct request *r, enum outcome o)

@@ -4,7 +4,10 @@
  * for one or ends one goes where it is. A table as that of sessions, with the same limit; other routers are told of it as of sessions,
  * under names that no session has.
  */
-#include "app/serve/state.h"
+#include "app/serve/data/room.h"
+#include "app/serve/common/clock.h"
+#include "app/serve/data/sessions.h"
+#include "app/serve/peers/replicas.h"
 
 #include <string.h>
 
@@ -27,21 +30,21 @@ static size_t key_of(const char *response, char key[KEY_MAX])
     return (size_t)snprintf(key, KEY_MAX, "%s%s", mark, response);
 }
 
-bool responses_get(struct serve *s, const char *response, struct kvr_worker *out)
+bool responses_get(struct data_plane *s, const char *response, struct kvr_worker *out)
 {
     char key[KEY_MAX];
     size_t n = key_of(response, key);
     return sessions_get(s->responses, key, n, now_ms(), out);
 }
 
-void responses_bind(struct serve *s, const char *response, struct kvr_worker w)
+void responses_bind(struct data_plane *s, const char *response, struct kvr_worker w)
 {
     char key[KEY_MAX];
     size_t n = key_of(response, key);
-    if (sessions_bind(s->responses, key, n, now_ms(), w)) replicas_on_session(s, key, n, w);
+    if (sessions_bind(s->responses, key, n, now_ms(), w)) replicas_on_session(s->peers, key, n, w);
 }
 
-void responses_forget(struct serve *s, const char *response)
+void responses_forget(struct data_plane *s, const char *response)
 {
     char key[KEY_MAX];
     size_t n = key_of(response, key);
@@ -69,7 +72,7 @@ void responses_id_of_path(struct kvr_text path, char id[RESPONSE_ID_MAX])
     id[len] = 0;
 }
 
-void bindings_heard(struct serve *s, const char *id, size_t len, struct kvr_worker w)
+void bindings_heard(struct data_plane *s, const char *id, size_t len, struct kvr_worker w)
 {
     sessions_adopt(is_one(id, len) ? s->responses : s->sessions, id, len, now_ms(), w);
 }

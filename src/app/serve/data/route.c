@@ -18,6 +18,7 @@
 #include "app/serve/data/pins.h"
 #include "app/serve/data/question.h"
 #include "app/serve/data/reply.h"
+#include "app/serve/common/clock.h"
 
 #include <string.h>
 #include <kvroute/hash.h>
@@ -27,7 +28,7 @@
 /* The next moment a waiting request needs the timer: a comment for its client, or the end of its patience. */
 static enum outcome wait_on(struct request *r)
 {
-    const struct serve_options *o = serve_of(r)->o;
+    const struct serve_options *o = data_of(r)->o;
     uint64_t until;
     if (!r->wait_deadline_ms) r->wait_deadline_ms = request_after(model_option(&r->options, MODEL_QUEUE_TIMEOUT, o->queue_timeout));
     if (!r->wait_deadline_ms) r->wait_deadline_ms = now_ms() + 1;
@@ -146,7 +147,7 @@ static void record_remotely(const struct attempt *a)
 {
     const struct request *r = a->request;
     struct kvr_remote_index *index = r->loop->remotes_n ? r->loop->remotes[0] : NULL; /* a predicted index has one owner */
-    if (!index || serve_of(r)->o->kv_events || !r->locals || r->hashed_for != a->partition->block_size) return;
+    if (!index || data_of(r)->o->kv_events || !r->locals || r->hashed_for != a->partition->block_size) return;
     uint64_t *seqs = malloc((r->locals_n + 1) * sizeof *seqs);
     if (!seqs) return;
     kvr_hash_sequence(r->locals, r->locals_n, seqs);
@@ -252,7 +253,7 @@ static enum outcome judge_fleet(struct request *r, const struct fleet *f)
 {
     enum outcome o = f->any ? judge_pins(r, f) : OUTCOME_DONE;
     if (o != OUTCOME_DONE) return o;
-    if (atomic_load(&serve_of(r)->mode) == KVR_MODE_DIRECT && !r->pin.set)
+    if (workers_mode(data_of(r)->workers) == KVR_MODE_DIRECT && !r->pin.set)
         return request_refuse(r, 400, "router mode direct serves only requests that pin a worker (x-kvroute-worker)");
     if (!f->any || (!f->partition && r->now.choosing.workers->has_roles)) return OUTCOME_NOBODY;
     if (!f->partition) return request_refusef(r, 404, "no worker serves the model '%s'", r->model);
@@ -264,7 +265,7 @@ static enum outcome judge_fleet(struct request *r, const struct fleet *f)
 /* Between the two legs: who may be chosen, or should be, for where computed prompts move. Returns: false without memory. */
 static bool keep_to_domains(struct request *r, struct choosing *c)
 {
-    if (c->attempt->decodes) domains_ask(serve_of(r), r->legs->prefill->worker, &c->domain, &c->rq);
+    if (c->attempt->decodes) domains_ask(data_of(r), r->legs->prefill->worker, &c->domain, &c->rq);
     if (!c->attempt->prefills) return true;
     if (!domains_prefill_ids(r, c->workers, r->legs->protocol, &c->allowed, &c->rq.allowed_n)) return false;
     if (c->allowed) c->rq.allowed = c->allowed;
@@ -274,7 +275,7 @@ static bool keep_to_domains(struct request *r, struct choosing *c)
 
 static void name_booking(struct attempt *a, struct kvr_router_request *rq)
 {
-    snprintf(a->booking, sizeof a->booking, "%llx", (unsigned long long)atomic_fetch_add(&serve_of(a->request)->next_id, 1));
+    snprintf(a->booking, sizeof a->booking, "%llx", (unsigned long long)atomic_fetch_add(&data_of(a->request)->process->next_id, 1));
     rq->id = a->booking;
     rq->id_len = strlen(a->booking);
 }
@@ -326,7 +327,7 @@ static enum outcome choose_from(struct request *r, struct partition *partition)
     if (!keep_to_domains(r, c)) return request_refuse(r, 503, kvr_strerror(-KVR_ENOMEM));
     name_booking(c->attempt, &c->rq);
     c->rq.override = question_override(r, &c->override);
-    c->attempt->mode = c->rq.mode ? *c->rq.mode : (enum kvr_router_mode)atomic_load(&serve_of(r)->mode);
+    c->attempt->mode = c->rq.mode ? *c->rq.mode : (enum kvr_router_mode)workers_mode(data_of(r)->workers);
     int rc = ask_router(r, ctx);
     if (rc == KVR_PARKED) return wait_on(r);
     if (rc) return refused(r, rc);
@@ -365,8 +366,8 @@ enum outcome route_pair(struct request *r)
 {
     struct legs *l = r->legs;
     if (legs_pair_first(r)) l->paired = true;
-    if (!l->comment_ms) l->comment_ms = request_after(serve_of(r)->o->queue_keepalive);
-    if (!l->pair_deadline_ms) l->pair_deadline_ms = request_after(serve_of(r)->o->handoff_timeout);
+    if (!l->comment_ms) l->comment_ms = request_after(data_of(r)->o->queue_keepalive);
+    if (!l->pair_deadline_ms) l->pair_deadline_ms = request_after(data_of(r)->o->handoff_timeout);
     enum outcome o = !l->handed || legs_is_usable(r) ? route_choose(r) : compute_again(r);
     if (o != OUTCOME_NOBODY && !(o == OUTCOME_REFUSED && r->refusal.status == 503)) return o;
     request_wait_until(r, KVR_MIN(l->pair_deadline_ms, now_ms() + LOOK_AGAIN_MS));

@@ -21,6 +21,9 @@
 #include "token/dates.h"
 #include "wire/prompt_tokens.h"
 #include "wire/tokenize_body.h"
+#include "app/serve/data/tokens.h"
+#include "app/serve/workers/model_counts.h"
+#include "app/serve/workers/worker_key.h"
 
 static enum outcome ask(struct request *r, struct kvr_body *body);
 static enum outcome ask_plain(struct request *r);
@@ -164,7 +167,7 @@ static void read_tokens(struct request *r, struct kvr_json_parser *json)
     if (!json || kvr_json_parse(json, answer->data, answer->len, &root, NULL)) return;
     list = kvr_json_get(root, "tokens");
     size_t n = kvr_json_count(list);
-    if (kvr_json_type_of(list) != KVR_JSON_ARRAY || n > serve_of(r)->o->max_prompt_tokens) return;
+    if (kvr_json_type_of(list) != KVR_JSON_ARRAY || n > data_of(r)->o->max_prompt_tokens) return;
     r->tokens = malloc((n + 1) * sizeof *r->tokens);
     r->tokens_n = n;
     if (!r->tokens || kvr_json_u32_array(list, r->tokens, n) >= 0) return;
@@ -200,7 +203,7 @@ static enum outcome not_told(struct request *r, const char *why)
 static enum outcome found(struct request *r, enum tokens_from from)
 {
     r->tokens_from = from;
-    token_cache_put(serve_of(r)->tokens, r->now.tokenizing.cache_key, r->tokens, r->tokens_n);
+    token_cache_put(data_of(r)->tokens, r->now.tokenizing.cache_key, r->tokens, r->tokens_n);
     end_question(r);
     return arrange(r);
 }
@@ -253,7 +256,7 @@ static void on_body(struct kvr_http_call *call, void *ctx, const char *data, siz
     struct request *r = ctx;
     struct kvr_buf *answer = &r->now.tokenizing.answer;
     (void)call;
-    if (answer->len + len > serve_of(r)->o->max_body_size) answer->failed = true;
+    if (answer->len + len > data_of(r)->o->max_body_size) answer->failed = true;
     kvr_buf_add(answer, data, len);
 }
 
@@ -290,7 +293,7 @@ void tokenize_put_head(const struct request *r, const struct worker *w, size_t l
 
 static enum outcome ask_engine(struct request *r)
 {
-    struct serve *s = serve_of(r);
+    struct data_plane *s = data_of(r);
     struct tokenizing *t = &r->now.tokenizing;
     struct kvr_buf h = {0};
     bool exists;
@@ -339,7 +342,7 @@ static enum outcome ask(struct request *r, struct kvr_body *body)
     token_cache_key(body->data, body->len, now->cache_key);
     now->cache_key[0] ^= kvr_mix64(kvr_date_today());         /* a template may write the date */
     now->cache_key[1] ^= t ? kvr_tokenizer_generation(t) : 0; /* what was made here before a doubt is not found again */
-    r->tokens = token_cache_get(serve_of(r)->tokens, now->cache_key, &r->tokens_n);
+    r->tokens = token_cache_get(data_of(r)->tokens, now->cache_key, &r->tokens_n);
     if (r->tokens) {
         COUNT(r, tokenize_cache_hits_total);
         r->tokens_from = TOKENS_CACHE;

@@ -4,58 +4,61 @@
 #include "app/serve/discovery/found.h"
 #include "wire/prom_page.h"
 
-int discovery_check(struct serve *s, char *err, size_t cap)
+struct discovery *discovery_create(struct process *p, struct workers *workers, struct config *config, struct peers *peers)
 {
-    switch (s->o->discovery) {
-    case DISCOVERY_FILE: return discovery_file_check(s, err, cap);
-    case DISCOVERY_DNS: return discovery_dns_check(s, err, cap);
+    struct discovery *d = calloc(1, sizeof *d);
+    if (d) *d = (struct discovery){.o = p->o, .process = p, .workers = workers, .config = config, .peers = peers};
+    return d;
+}
+
+int discovery_check(struct discovery *d, char *err, size_t cap)
+{
+    switch (d->o->discovery) {
+    case DISCOVERY_FILE: return discovery_file_check(d, err, cap);
+    case DISCOVERY_DNS: return discovery_dns_check(d, err, cap);
     default: return 0;
     }
 }
 
-int discovery_start(struct serve *s, char *err, size_t cap)
+int discovery_start(struct discovery *d, char *err, size_t cap)
 {
-    struct discovery *d = s->discovery = found_create();
-    if (!d) {
+    if (!found_open(d)) {
         snprintf(err, cap, "out of memory");
         return -1;
     }
-    switch (s->o->discovery) {
-    case DISCOVERY_FILE: d->file = discovery_file_start(s, err, cap); return d->file ? 0 : -1;
-    case DISCOVERY_DNS: d->dns = discovery_dns_start(s, err, cap); return d->dns ? 0 : -1;
-    case DISCOVERY_NATS: d->nats = discovery_nats_start(s, err, cap); return d->nats ? 0 : -1;
+    switch (d->o->discovery) {
+    case DISCOVERY_FILE: d->file = discovery_file_start(d, err, cap); return d->file ? 0 : -1;
+    case DISCOVERY_DNS: d->dns = discovery_dns_start(d, err, cap); return d->dns ? 0 : -1;
+    case DISCOVERY_NATS: d->nats = discovery_nats_start(d, err, cap); return d->nats ? 0 : -1;
     default: d->settled = true; return 0;
     }
 }
 
-int discovery_announce(struct serve *s, char *err, size_t cap)
+int discovery_announce(struct discovery *d, uint16_t admin_port, char *err, size_t cap)
 {
-    struct discovery *d = s->discovery;
-    if (!d || !d->nats || discovery_nats_announce(d->nats) == 0) return 0;
+    if (!d->nats || discovery_nats_announce(d->nats, admin_port) == 0) return 0;
     snprintf(err, cap, "--discovery nats: out of memory, or built without NATS");
     return -1;
 }
 
-void discovery_tick(struct serve *s)
+void discovery_tick(struct discovery *d)
 {
-    if (s->discovery->file) discovery_file_tick(s, s->discovery->file);
-    found_take_mail(s);
+    if (d->file) discovery_file_tick(d, d->file);
+    found_take_mail(d);
 }
 
-int discovery_reload(struct serve *s, char *err, size_t cap)
+int discovery_reload(struct discovery *d, char *err, size_t cap)
 {
-    return s->discovery->file ? discovery_file_reload(s, s->discovery->file, err, cap) : 0;
+    return d->file ? discovery_file_reload(d, d->file, err, cap) : 0;
 }
 
-bool discovery_settled(const struct serve *s)
+bool discovery_settled(const struct discovery *d)
 {
-    return s->discovery->settled;
+    return d->settled;
 }
 
-void discovery_stop(struct serve *s)
+void discovery_stop(struct discovery *d)
 {
-    struct discovery *d = s->discovery;
-    if (!d) return;
     discovery_file_stop(d->file);
     discovery_nats_stop(d->nats);
     discovery_dns_stop(d->dns);
@@ -63,17 +66,17 @@ void discovery_stop(struct serve *s)
     d->nats = NULL;
 }
 
-void discovery_free(struct serve *s)
+void discovery_destroy(struct discovery *d)
 {
-    if (s->discovery) discovery_dns_free(s->discovery->dns);
-    found_free(s->discovery);
-    s->discovery = NULL;
+    if (!d) return;
+    discovery_dns_free(d->dns);
+    found_close(d);
+    free(d);
 }
 
-void discovery_metrics(const struct serve *s, struct kvr_prom_page *b)
+void discovery_metrics(struct discovery *d, struct kvr_prom_page *b)
 {
-    struct discovery *d = s->discovery;
-    bool any = s->o->discovery != DISCOVERY_STATIC;
+    bool any = d->o->discovery != DISCOVERY_STATIC;
     uint64_t dropped = 0;
     if (any) {
         kvr_lock(&d->lock);

@@ -18,22 +18,29 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 struct kvr_prom_page;
-struct serve;
+struct config;
+struct discovery;
+struct peers;
+struct process;
+struct workers;
 
+/* NULL: out of memory */
+struct discovery *discovery_create(struct process *p, struct workers *workers, struct config *config, struct peers *peers);
 /* What start would read, without starting. Returns: 0, or -1 with the reason in err. */
-int discovery_check(struct serve *s, char *err, size_t cap);
-int discovery_start(struct serve *s, char *err, size_t cap);
+int discovery_check(struct discovery *d, char *err, size_t cap);
+int discovery_start(struct discovery *d, char *err, size_t cap);
 /* Tells others of this router, whose admin port is open now. Returns: 0, or -1 with the reason in err. */
-int discovery_announce(struct serve *s, char *err, size_t cap);
-void discovery_tick(struct serve *s);
+int discovery_announce(struct discovery *d, uint16_t admin_port, char *err, size_t cap);
+void discovery_tick(struct discovery *d);
 /* The file, now. Returns: 0, or -1 with the reason in err; then nothing is changed. */
-int discovery_reload(struct serve *s, char *err, size_t cap);
-bool discovery_settled(const struct serve *s);
-/* No finder runs any more. The main loop is run once more before discovery_free. */
-void discovery_stop(struct serve *s);
-void discovery_free(struct serve *s);
-void discovery_metrics(const struct serve *s, struct kvr_prom_page *out);
+int discovery_reload(struct discovery *d, char *err, size_t cap);
+bool discovery_settled(const struct discovery *d);
+/* No finder runs any more. The main loop is run once more before discovery_destroy. */
+void discovery_stop(struct discovery *d);
+void discovery_destroy(struct discovery *d);
+void discovery_metrics(struct discovery *d, struct kvr_prom_page *out);
 
 #endif

@@ -32,6 +32,7 @@
 #include "app/serve/discovery/found.h"
 #include "base/log.h"
 #include "wire/prom_page.h"
+#include "app/serve/workers/worker.h"
 
 enum {
     ADDRESSES_MAX = 4096,
@@ -65,7 +66,7 @@ struct watch {
 };
 
 struct discovery_dns {
-    struct serve *serve;
+    struct discovery *discovery;
     char name[256];
     uint16_t port; /* 0: SRV */
     uv_timer_t timer;
@@ -102,19 +103,19 @@ static void put_template(struct kvr_buf *b, const char *text, const struct addre
     }
 }
 
-static void tell(struct serve *s, const struct address *a)
+static void tell(struct discovery *room, const struct address *a)
 {
     struct kvr_buf b = {0};
     char key[DISCOVERY_KEY_MAX];
     snprintf(key, sizeof key, "%s:%u", a->host, a->port);
-    kvr_buf_printf(&b, "%s://%s", s->o->discovery_scheme ? "https" : "http", key);
-    if (s->o->discovery_worker) {
+    kvr_buf_printf(&b, "%s://%s", room->o->discovery_scheme ? "https" : "http", key);
+    if (room->o->discovery_worker) {
         kvr_buf_str(&b, ",");
-        put_template(&b, s->o->discovery_worker, a);
+        put_template(&b, room->o->discovery_worker, a);
     }
     if (!b.failed) {
         kvr_buf_add(&b, "", 1);
-        if (!b.failed) found_tell(s, key, b.data, b.len - 1);
+        if (!b.failed) found_tell(room, key, b.data, b.len - 1);
     }
     kvr_buf_free(&b);
 }
@@ -240,23 +241,23 @@ static void say_how_it_went(struct discovery_dns *d)
 /* What was found becomes workers, a few in each turn of the main loop. */
 static void tell_some(struct discovery_dns *d)
 {
-    struct serve *s = d->serve;
-    for (int i = 0; i < TOLD_AT_ONCE && d->told < d->found_n; i++) tell(s, &d->found[d->told++]);
+    struct discovery *room = d->discovery;
+    for (int i = 0; i < TOLD_AT_ONCE && d->told < d->found_n; i++) tell(room, &d->found[d->told++]);
     if (d->told < d->found_n) {
         uv_timer_start(&d->timer, on_time, 1, 0);
         return;
     }
-    if (d->found_n) found_round_ends(s, !d->unanswered && !d->left_out);
+    if (d->found_n) found_round_ends(room, !d->unanswered && !d->left_out);
     free(d->found);
     d->found = NULL;
-    uv_timer_start(&d->timer, on_time, (uint64_t)(s->o->discovery_interval * 1000), 0);
+    uv_timer_start(&d->timer, on_time, (uint64_t)(room->o->discovery_interval * 1000), 0);
 }
 
 static void end_questions(struct discovery_dns *d)
 {
     free_questions(d);
     say_how_it_went(d);
-    if (d->found_n) found_round_begins(d->serve);
+    if (d->found_n) found_round_begins(d->discovery);
     tell_some(d);
 }
 
@@ -305,7 +306,7 @@ static struct watch *watch_of(struct discovery_dns *d, ares_socket_t socket)
     struct watch *w = d->watches;
     while (w && w->socket != socket) w = w->next;
     if (w || !(w = calloc(1, sizeof *w))) return w;
-    if (uv_poll_init(&d->serve->main_loop, &w->poll, socket)) {
+    if (uv_poll_init(&d->discovery->process->main_loop, &w->poll, socket)) {
         free(w);
         return NULL;
     }
@@ -330,7 +331,7 @@ static void on_socket(void *ctx, ares_socket_t socket, int readable, int writabl
 /* Returns: a channel, or NULL. */
 static ares_channel open_channel(struct discovery_dns *d)
 {
-    const char *servers = d->serve->o->discovery_dns_server;
+    const char *servers = d->discovery->o->discovery_dns_server;
     struct ares_options o = {.timeout = ANSWER_MS, .tries = TRIES, .sock_state_cb = on_socket, .sock_state_cb_data = d};
     int mask = ARES_OPT_TIMEOUTMS | ARES_OPT_TRIES | ARES_OPT_SOCK_STATE_CB;
     ares_channel channel = NULL;
@@ -424,15 +425,15 @@ static bool are_servers(const char *list)
 static int check_template(const struct discovery_dns *d, char *err, size_t cap)
 {
     static const struct address somebody = {.host = "192.0.2.1", .port = 1};
-    const struct serve *s = d->serve;
+    const struct discovery *room = d->discovery;
     struct kvr_buf b = {0};
     char why[1024] = "out of memory";
-    if (!s->o->discovery_worker) return 0;
+    if (!room->o->discovery_worker) return 0;
     struct worker_spec *spec = malloc(sizeof *spec);
-    kvr_buf_printf(&b, "%s://%s:%u,", s->o->discovery_scheme ? "https" : "http", somebody.host, somebody.port);
-    put_template(&b, s->o->discovery_worker, &somebody);
+    kvr_buf_printf(&b, "%s://%s:%u,", room->o->discovery_scheme ? "https" : "http", somebody.host, somebody.port);
+    put_template(&b, room->o->discovery_worker, &somebody);
     kvr_buf_add(&b, "", 1);
-    int rc = spec && !b.failed ? worker_parse(s, b.data, spec, why, sizeof why) : -1;
+    int rc = spec && !b.failed ? worker_parse(room->workers, b.data, spec, why, sizeof why) : -1;
     kvr_buf_free(&b);
     free(spec);
     if (rc) snprintf(err, cap, "--discovery-worker: %s", why);
@@ -441,7 +442,7 @@ static int check_template(const struct discovery_dns *d, char *err, size_t cap)
 
 static int check_options(struct discovery_dns *d, char *err, size_t cap)
 {
-    const struct serve_options *o = d->serve->o;
+    const struct serve_options *o = d->discovery->o;
     if (!parse_target(d, o->discovery_target)) {
         snprintf(err, cap, "--discovery-target: bad value '%.200s'; allowed with dns: NAME:PORT or _service._proto.name",
                  o->discovery_target ? o->discovery_target : "");
@@ -455,20 +456,20 @@ static int check_options(struct discovery_dns *d, char *err, size_t cap)
     return check_template(d, err, cap);
 }
 
-int discovery_dns_check(struct serve *s, char *err, size_t cap)
+int discovery_dns_check(struct discovery *room, char *err, size_t cap)
 {
     struct discovery_dns *d = calloc(1, sizeof *d);
     if (!d) {
         snprintf(err, cap, "out of memory");
         return -1;
     }
-    d->serve = s;
+    d->discovery = room;
     int rc = check_options(d, err, cap);
     free(d);
     return rc;
 }
 
-struct discovery_dns *discovery_dns_start(struct serve *s, char *err, size_t cap)
+struct discovery_dns *discovery_dns_start(struct discovery *room, char *err, size_t cap)
 {
     struct discovery_dns *d = calloc(1, sizeof *d);
     if (!d || ares_library_init(ARES_LIB_INIT_ALL)) {
@@ -476,12 +477,12 @@ struct discovery_dns *discovery_dns_start(struct serve *s, char *err, size_t cap
         free(d);
         return NULL;
     }
-    d->serve = s;
+    d->discovery = room;
     if (check_options(d, err, cap)) {
         discovery_dns_free(d);
         return NULL;
     }
-    uv_timer_init(&s->main_loop, &d->timer);
+    uv_timer_init(&room->process->main_loop, &d->timer);
     d->timer.data = d;
     uv_timer_start(&d->timer, on_time, 0, 0);
     return d;

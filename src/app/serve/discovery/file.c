@@ -10,6 +10,10 @@
 #include "app/serve/discovery/found.h"
 #include "base/log.h"
 #include "wire/entry.h"
+#include "app/serve/common/clock.h"
+#include "app/serve/config/config.h"
+#include "app/serve/config/reloads.h"
+#include "app/serve/workers/worker.h"
 
 enum { LOOK_MS = 1000, LINE_MAX_LEN = 2048 };
 
@@ -40,27 +44,27 @@ static FILE *open_regular(const char *path)
     return NULL;
 }
 
-static int read_line(struct serve *s, const char *line, size_t at, struct worker_spec *out, char *err, size_t cap)
+static int read_line(struct discovery *d, const char *line, size_t at, struct worker_spec *out, char *err, size_t cap)
 {
     struct kvr_entry e;
-    if (kvr_entry_parse(line, s->o->discovery_target, at, &e)) {
+    if (kvr_entry_parse(line, d->o->discovery_target, at, &e)) {
         snprintf(err, cap, "out of memory");
         return -1;
     }
-    int rc = worker_read(s, &e, out, err, cap);
+    int rc = worker_read(d->workers, &e, out, err, cap);
     kvr_entry_free(&e);
     return rc;
 }
 
 /* fn for each line that says something. Returns: 0, or -1 with the reason in err. */
-static int each_line(struct serve *s, struct discovery_file *file,
-                     void (*fn)(struct serve *s, const struct worker_spec *w, const char *line), char *err, size_t cap)
+static int each_line(struct discovery *d, struct discovery_file *file,
+                     void (*fn)(struct discovery *d, const struct worker_spec *w, const char *line), char *err, size_t cap)
 {
     char line[LINE_MAX_LEN];
     size_t at = 0;
-    FILE *f = open_regular(s->o->discovery_target);
+    FILE *f = open_regular(d->o->discovery_target);
     if (!f) {
-        snprintf(err, cap, "'%.200s': %s", s->o->discovery_target, strerror(errno));
+        snprintf(err, cap, "'%.200s': %s", d->o->discovery_target, strerror(errno));
         return -1;
     }
     int rc = 0;
@@ -70,29 +74,29 @@ static int each_line(struct serve *s, struct discovery_file *file,
         line[n] = 0;
         while (n && line[n - 1] == ' ') line[--n] = 0;
         if (!n || line[0] == '#') continue;
-        rc = read_line(s, line, at, &file->scratch, err, cap);
-        if (rc == 0 && fn) fn(s, &file->scratch, line);
+        rc = read_line(d, line, at, &file->scratch, err, cap);
+        if (rc == 0 && fn) fn(d, &file->scratch, line);
     }
     if (rc == 0 && ferror(f)) {
-        snprintf(err, cap, "'%.200s': %s", s->o->discovery_target, strerror(errno));
+        snprintf(err, cap, "'%.200s': %s", d->o->discovery_target, strerror(errno));
         rc = -1;
     }
     fclose(f);
     return rc;
 }
 
-static void tell(struct serve *s, const struct worker_spec *w, const char *line)
+static void tell(struct discovery *d, const struct worker_spec *w, const char *line)
 {
-    found_tell(s, w->w.url, line, strlen(line));
+    found_tell(d, w->w.url, line, strlen(line));
 }
 
 /* First the whole file is read for mistakes, then it counts. */
-static int load(struct serve *s, struct discovery_file *f, char *err, size_t cap)
+static int load(struct discovery *d, struct discovery_file *f, char *err, size_t cap)
 {
-    if (each_line(s, f, NULL, err, cap)) return -1;
-    found_round_begins(s);
-    if (each_line(s, f, tell, err, cap)) return -1; /* changed in between: it is read again */
-    found_round_ends(s, true);
+    if (each_line(d, f, NULL, err, cap)) return -1;
+    found_round_begins(d);
+    if (each_line(d, f, tell, err, cap)) return -1; /* changed in between: it is read again */
+    found_round_ends(d, true);
     return 0;
 }
 
@@ -102,50 +106,50 @@ static int needs_target(char *err, size_t cap)
     return -1;
 }
 
-int discovery_file_check(struct serve *s, char *err, size_t cap)
+int discovery_file_check(struct discovery *d, char *err, size_t cap)
 {
     char why[1200];
     struct discovery_file *f = calloc(1, sizeof *f);
-    int rc = f && s->o->discovery_target ? each_line(s, f, NULL, why, sizeof why) : -1;
-    if (!s->o->discovery_target) needs_target(err, cap);
+    int rc = f && d->o->discovery_target ? each_line(d, f, NULL, why, sizeof why) : -1;
+    if (!d->o->discovery_target) needs_target(err, cap);
     else if (rc) snprintf(err, cap, "--discovery-target: %.1100s", f ? why : "out of memory");
     free(f);
     return rc;
 }
 
-struct discovery_file *discovery_file_start(struct serve *s, char *err, size_t cap)
+struct discovery_file *discovery_file_start(struct discovery *d, char *err, size_t cap)
 {
     char why[1200];
-    if (!s->o->discovery_target && needs_target(err, cap)) return NULL;
+    if (!d->o->discovery_target && needs_target(err, cap)) return NULL;
     struct discovery_file *f = calloc(1, sizeof *f);
     if (!f) {
         snprintf(err, cap, "out of memory");
         return NULL;
     }
     f->looked_ms = now_ms();
-    (void)stat(s->o->discovery_target, &f->last);
-    if (discovery_file_reload(s, f, why, sizeof why) == 0) return f;
+    (void)stat(d->o->discovery_target, &f->last);
+    if (discovery_file_reload(d, f, why, sizeof why) == 0) return f;
     snprintf(err, cap, "--discovery-target: %.1100s", why);
     free(f);
     return NULL;
 }
 
-void discovery_file_tick(struct serve *s, struct discovery_file *f)
+void discovery_file_tick(struct discovery *d, struct discovery_file *f)
 {
     struct stat now;
     char why[1200];
     if (now_ms() - f->looked_ms < LOOK_MS) return;
     f->looked_ms = now_ms();
-    if (stat(s->o->discovery_target, &now)) memset(&now, 0, sizeof now);
+    if (stat(d->o->discovery_target, &now)) memset(&now, 0, sizeof now);
     if (same(&now, &f->last)) return;
     f->last = now;
-    if (discovery_file_reload(s, f, why, sizeof why)) kvr_log_warning("kvroute: discovery: %s; nothing is changed", why);
+    if (discovery_file_reload(d, f, why, sizeof why)) kvr_log_warning("kvroute: discovery: %s; nothing is changed", why);
 }
 
-int discovery_file_reload(struct serve *s, struct discovery_file *f, char *err, size_t cap)
+int discovery_file_reload(struct discovery *d, struct discovery_file *f, char *err, size_t cap)
 {
-    int rc = load(s, f, err, cap);
-    reloads_note(&s->reloads, RELOAD_WORKERS, rc == 0);
+    int rc = load(d, f, err, cap);
+    reloads_note(config_reloads(d->config), RELOAD_WORKERS, rc == 0);
     return rc;
 }
 

@@ -16,6 +16,8 @@
 
 #include "app/serve/common/fields.h"
 #include "base/log.h"
+#include "app/serve/workers/worker.h"
+#include "app/serve/workers/workers.h"
 
 enum { MAIL_MAX = 65536 };
 
@@ -104,17 +106,17 @@ static void refuse(struct discovery *d, const char *key, const char *why)
 }
 
 /* A --worker text, or a worker object as JSON. */
-static bool read_spec(struct serve *s, const char *spec, size_t len, struct worker_spec *out, char *err, size_t cap)
+static bool read_spec(struct discovery *d, const char *spec, size_t len, struct worker_spec *out, char *err, size_t cap)
 {
     struct kvr_json o;
     if (spec[0] != '{') {
-        if (worker_parse(s, spec, out, err, cap)) return false;
+        if (worker_parse(d->workers, spec, out, err, cap)) return false;
         if (!out->has_id) out->id = id_of(out->w.url);
         return true;
     }
-    worker_spec_init(s, out);
+    worker_spec_init(d->workers, out);
     char twice[64];
-    if (kvr_json_parse(s->json, spec, len, &o, NULL) || kvr_json_check_members(s->json, twice, sizeof twice)) {
+    if (kvr_json_parse(d->process->json, spec, len, &o, NULL) || kvr_json_check_members(d->process->json, twice, sizeof twice)) {
         snprintf(err, cap, "it is not a JSON object that has each of its fields once");
         return false;
     }
@@ -126,7 +128,7 @@ static bool read_spec(struct serve *s, const char *spec, size_t len, struct work
         worker_unknown_say(&u, text, sizeof text);
         kvr_log_warning("kvroute: discovery: worker %llu: %s", (unsigned long long)out->id, text);
     }
-    if (!bad && !out->w.url[0] && !s->o->select_only) bad = "endpoint";
+    if (!bad && !out->w.url[0] && !d->o->select_only) bad = "endpoint";
     if (bad) field_refusal(bad, err, cap);
     return !bad;
 }
@@ -160,13 +162,13 @@ static struct found *holder_of(const struct discovery *d, uint64_t id)
     return f;
 }
 
-static bool id_is_free(struct serve *s, const struct found *mine)
+static bool id_is_free(struct discovery *d, const struct found *mine)
 {
-    const struct found *holder = holder_of(s->discovery, mine->wants);
+    const struct found *holder = holder_of(d, mine->wants);
     if (holder) return holder == mine;
-    kvr_lock(&s->lock);
-    bool taken = worker_find_locked(s, mine->wants) != NULL;
-    kvr_unlock(&s->lock);
+    workers_lock(d->workers);
+    bool taken = worker_find_locked(d->workers, mine->wants) != NULL;
+    workers_unlock(d->workers);
     return !taken;
 }
 
@@ -177,39 +179,39 @@ static void stop_waiting(struct found *f)
     f->was_refused = false;
 }
 
-static void stop_serving(struct serve *s, struct found *f)
+static void stop_serving(struct discovery *d, struct found *f)
 {
     if (!f->serves) return;
-    worker_remove(s, f->id);
+    worker_remove(d->workers, f->id);
     f->serves = false;
-    s->discovery->found_n--;
-    s->discovery->may_fit = true;
+    d->found_n--;
+    d->may_fit = true;
 }
 
-static void forget(struct serve *s, struct found **at)
+static void forget(struct discovery *d, struct found **at)
 {
     struct found *f = *at;
     if (!f) return;
     *at = f->next;
-    stop_serving(s, f);
+    stop_serving(d, f);
     stop_waiting(f);
-    s->discovery->known_n--;
+    d->known_n--;
     free(f);
 }
 
 /* The worker of a description, in the table. Returns: NULL, or why not; *err may hold that. */
-static const char *become(struct serve *s, struct found *f, struct worker_spec *w, char *err, size_t cap)
+static const char *become(struct discovery *d, struct found *f, struct worker_spec *w, char *err, size_t cap)
 {
     f->wants = w->id;
-    if (!id_is_free(s, f)) return "another worker has this id";
-    if (!f->serves && s->discovery->found_n == DISCOVERY_FOUND_MAX) return "there is no room for another worker";
-    if (f->id != w->id) stop_serving(s, f);
+    if (!id_is_free(d, f)) return "another worker has this id";
+    if (!f->serves && d->found_n == DISCOVERY_FOUND_MAX) return "there is no room for another worker";
+    if (f->id != w->id) stop_serving(d, f);
     w->w.id = w->id;
-    if (worker_add(s, &w->w, err, cap)) {
-        stop_serving(s, f);
+    if (worker_add(d->workers, &w->w, err, cap)) {
+        stop_serving(d, f);
         return err;
     }
-    s->discovery->found_n += !f->serves;
+    d->found_n += !f->serves;
     f->serves = true;
     f->id = w->id;
     return NULL;
@@ -217,17 +219,17 @@ static const char *become(struct serve *s, struct found *f, struct worker_spec *
 
 /* What waits. Returns: whether anything has changed; *why: it still waits, for that reason. A description that cannot be read is dropped.
  */
-static bool take(struct serve *s, struct found *f, const char **why, char *err, size_t cap)
+static bool take(struct discovery *d, struct found *f, const char **why, char *err, size_t cap)
 {
-    struct worker_spec *w = s->discovery->scratch;
+    struct worker_spec *w = d->scratch;
     bool served = f->serves, draining;
     *why = NULL;
-    if (!read_spec(s, f->waits, f->waits_len, w, err, cap)) {
-        refuse(s->discovery, f->key, err);
+    if (!read_spec(d, f->waits, f->waits_len, w, err, cap)) {
+        refuse(d, f->key, err);
         stop_waiting(f);
         return false;
     }
-    if ((*why = become(s, f, w, err, cap))) return served && !f->serves;
+    if ((*why = become(d, f, w, err, cap))) return served && !f->serves;
     f->hash = kvr_hash_bytes(f->waits, f->waits_len, 0);
     f->rest = hash_of_rest(f->waits, f->waits_len, &draining);
     stop_waiting(f);
@@ -235,39 +237,38 @@ static bool take(struct serve *s, struct found *f, const char **why, char *err, 
 }
 
 /* Those that keep each other waiting: each wants an id that another one of them has. */
-static bool part_swapped(struct serve *s)
+static bool part_swapped(struct discovery *d)
 {
     bool any = false;
-    for (struct found *f = s->discovery->found; f; f = f->next) {
-        const struct found *holder = f->waits && f->serves ? holder_of(s->discovery, f->wants) : NULL;
+    for (struct found *f = d->found; f; f = f->next) {
+        const struct found *holder = f->waits && f->serves ? holder_of(d, f->wants) : NULL;
         if (!holder || holder == f || !holder->waits) continue;
-        stop_serving(s, f);
+        stop_serving(d, f);
         any = true;
     }
     return any;
 }
 
 /* All that was told is known: what still does not fit is refused. */
-static void take_waiting(struct serve *s)
+static void take_waiting(struct discovery *d)
 {
-    struct discovery *d = s->discovery;
     const char *why;
     char err[400];
     bool again;
     do {
         again = false;
         for (struct found *f = d->found; f; f = f->next)
-            if (f->waits) again = take(s, f, &why, err, sizeof err) || again;
-    } while (again || part_swapped(s));
+            if (f->waits) again = take(d, f, &why, err, sizeof err) || again;
+    } while (again || part_swapped(d));
     for (struct found **at = &d->found, *f; (f = *at);) {
-        if (f->waits) (void)take(s, f, &why, err, sizeof err);
+        if (f->waits) (void)take(d, f, &why, err, sizeof err);
         if (f->waits && !f->was_refused) refuse(d, f->key, why);
         f->was_refused = f->waits;
         if (f->waits || f->serves) at = &f->next;
-        else forget(s, at);
+        else forget(d, at);
     }
     d->may_fit = false;
-    d->workers_n = s->workers_n;
+    d->workers_n = workers_count(d->workers);
 }
 
 /* NULL: out of memory, or there are too many. */
@@ -281,9 +282,8 @@ static struct found *add(struct discovery *d, struct found **at, const char *key
     return f;
 }
 
-void found_tell(struct serve *s, const char *key, const char *spec, size_t len)
+void found_tell(struct discovery *d, const char *key, const char *spec, size_t len)
 {
-    struct discovery *d = s->discovery;
     struct found **at = place_of(d, key), *f = *at;
     const char *why;
     char err[400];
@@ -291,7 +291,7 @@ void found_tell(struct serve *s, const char *key, const char *spec, size_t len)
     if (f) f->round = d->round;
     if (f && f->waits && f->waits_len == len && memcmp(f->waits, spec, len) == 0) return;
     if (f && !f->waits && f->hash == kvr_hash_bytes(spec, len, 0)) return;
-    if (f && f->serves && f->rest == hash_of_rest(spec, len, &draining) && worker_set_draining(s, f->id, draining)) {
+    if (f && f->serves && f->rest == hash_of_rest(spec, len, &draining) && worker_set_draining(d->workers, f->id, draining)) {
         f->hash = kvr_hash_bytes(spec, len, 0); /* its views and what was learnt of it stay */
         stop_waiting(f);
         return;
@@ -308,31 +308,29 @@ void found_tell(struct serve *s, const char *key, const char *spec, size_t len)
     f->waits = copy;
     f->waits_len = len;
     f->round = d->round;
-    (void)take(s, f, &why, err, sizeof err);
+    (void)take(d, f, &why, err, sizeof err);
     d->may_fit = true;
 }
 
-void found_round_begins(struct serve *s)
+void found_round_begins(struct discovery *d)
 {
-    s->discovery->round++;
-    s->discovery->in_round = true;
+    d->round++;
+    d->in_round = true;
 }
 
-void found_round_ends(struct serve *s, bool whole)
+void found_round_ends(struct discovery *d, bool whole)
 {
-    struct discovery *d = s->discovery;
     for (struct found **at = &d->found; whole && *at;) {
-        if ((*at)->round != d->round) forget(s, at);
+        if ((*at)->round != d->round) forget(d, at);
         else at = &(*at)->next;
     }
-    take_waiting(s);
+    take_waiting(d);
     d->in_round = false;
     d->settled = true;
 }
 
-void found_take_mail(struct serve *s)
+void found_take_mail(struct discovery *d)
 {
-    struct discovery *d = s->discovery;
     kvr_lock(&d->lock);
     struct mail *list = d->head;
     d->head = NULL;
@@ -342,31 +340,26 @@ void found_take_mail(struct serve *s)
     while (list) {
         struct mail *m = list;
         list = m->next;
-        if (m->kind == FOUND) found_tell(s, m->key, m->spec, m->len);
-        else if (m->kind == GONE) forget(s, place_of(d, m->key));
+        if (m->kind == FOUND) found_tell(d, m->key, m->spec, m->len);
+        else if (m->kind == GONE) forget(d, place_of(d, m->key));
         else settled = true;
         free(m);
     }
-    if (!d->in_round && (d->may_fit || d->workers_n != s->workers_n)) take_waiting(s);
+    if (!d->in_round && (d->may_fit || d->workers_n != workers_count(d->workers))) take_waiting(d);
     d->settled = settled;
 }
 
 /* ---- life ---------------------------------------------------------------------------------------------------------- */
 
-struct discovery *found_create(void)
+bool found_open(struct discovery *d)
 {
-    struct discovery *d = calloc(1, sizeof *d);
-    if (!d) return NULL;
     kvr_lock_init(&d->lock, KVR_LOCK_FINDINGS);
     d->scratch = calloc(1, sizeof *d->scratch);
-    if (d->scratch) return d;
-    found_free(d);
-    return NULL;
+    return d->scratch != NULL;
 }
 
-void found_free(struct discovery *d)
+void found_close(struct discovery *d)
 {
-    if (!d) return;
     while (d->head) {
         struct mail *m = d->head;
         d->head = m->next;
@@ -380,5 +373,4 @@ void found_free(struct discovery *d)
     }
     kvr_lock_destroy(&d->lock);
     free(d->scratch);
-    free(d);
 }

@@ -3,7 +3,8 @@
 #ifndef KVR_SERVE_FOUND_H
 #define KVR_SERVE_FOUND_H
 
-#include "app/serve/state.h"
+#include "app/serve/common/process.h"
+#include "app/serve/discovery/discovery.h"
 #include "base/lock.h"
 
 enum { DISCOVERY_KEY_MAX = 160, DISCOVERY_SPEC_MAX = 4096, DISCOVERY_FOUND_MAX = 16384 };
@@ -11,9 +12,13 @@ enum { DISCOVERY_KEY_MAX = 160, DISCOVERY_SPEC_MAX = 4096, DISCOVERY_FOUND_MAX =
 struct found;
 struct mail;
 
-/* struct serve's `discovery`. */
 struct discovery {
-    struct kvr_lock lock; /* the four that follow */
+    const struct serve_options *o;
+    struct process *process;
+    struct workers *workers;
+    struct config *config;
+    struct peers *peers;
+    struct kvr_lock lock; /* the three that follow */
     struct mail *head, **tail;
     size_t mail_n;
     uint64_t dropped;
@@ -32,9 +37,9 @@ struct discovery {
     struct discovery_nats *nats;
 };
 
-struct discovery *found_create(void); /* NULL: out of memory */
-void found_free(struct discovery *d);
-void found_take_mail(struct serve *s); /* main loop */
+bool found_open(struct discovery *d); /* false: out of memory */
+void found_close(struct discovery *d);
+void found_take_mail(struct discovery *d); /* main loop */
 
 /* For finders on threads of their own; what does not fit is dropped and counted. `spec` is a --worker text, or a worker object as
  * JSON. */
@@ -44,27 +49,27 @@ void found_post_gone(struct discovery *d, const char *key);
 void found_post_settled(struct discovery *d);
 
 /* On the main loop. */
-void found_tell(struct serve *s, const char *key, const char *spec, size_t len);
+void found_tell(struct discovery *d, const char *key, const char *spec, size_t len);
 /* A round tells everything: what lies between a begin and an end, and what was not told in it is gone, unless it is not `whole`. */
-void found_round_begins(struct serve *s);
-void found_round_ends(struct serve *s, bool whole);
+void found_round_begins(struct discovery *d);
+void found_round_ends(struct discovery *d, bool whole);
 
 /* What start would read, without starting. Returns: 0, or -1 with the reason in err. */
-int discovery_file_check(struct serve *s, char *err, size_t cap);
-int discovery_dns_check(struct serve *s, char *err, size_t cap);
+int discovery_file_check(struct discovery *d, char *err, size_t cap);
+int discovery_dns_check(struct discovery *d, char *err, size_t cap);
 
-struct discovery_file *discovery_file_start(struct serve *s, char *err, size_t cap);
-void discovery_file_tick(struct serve *s, struct discovery_file *f);
-int discovery_file_reload(struct serve *s, struct discovery_file *f, char *err, size_t cap); /* at once */
+struct discovery_file *discovery_file_start(struct discovery *d, char *err, size_t cap);
+void discovery_file_tick(struct discovery *d, struct discovery_file *f);
+int discovery_file_reload(struct discovery *d, struct discovery_file *f, char *err, size_t cap); /* at once */
 void discovery_file_stop(struct discovery_file *f);
 
-struct discovery_dns *discovery_dns_start(struct serve *s, char *err, size_t cap);
+struct discovery_dns *discovery_dns_start(struct discovery *d, char *err, size_t cap);
 void discovery_dns_stop(struct discovery_dns *d); /* its handles are closed by the main loop; then it is freed */
 void discovery_dns_free(struct discovery_dns *d);
 void discovery_dns_metrics(const struct discovery_dns *d, struct kvr_prom_page *out);
 
-struct discovery_nats *discovery_nats_start(struct serve *s, char *err, size_t cap);
-int discovery_nats_announce(struct discovery_nats *n); /* Returns: 0 or -KVR_E... */
+struct discovery_nats *discovery_nats_start(struct discovery *d, char *err, size_t cap);
+int discovery_nats_announce(struct discovery_nats *n, uint16_t admin_port); /* Returns: 0 or -KVR_E... */
 void discovery_nats_stop(struct discovery_nats *n);
 
 #endif

@@ -13,9 +13,11 @@
 #include "base/log.h"
 #include "net/nats/registry.h"
 #include "net/replication/sync.h"
+#include "app/serve/peers/replicas.h"
+#include "wire/json.h"
 
 struct discovery_nats {
-    struct serve *serve;
+    struct discovery *discovery;
     struct kvr_registry *registry;
     char own[KVR_REGISTRY_KEY_MAX];
     struct kvr_json_parser *json; /* the registry's thread */
@@ -44,7 +46,7 @@ static bool hand_on(struct discovery_nats *n, const char *endpoint)
 
 static void follow(struct discovery_nats *n, struct peer *p)
 {
-    int rc = kvr_sync_add_peer(n->serve->sync, p->endpoint);
+    int rc = replicas_add_router(n->discovery->peers, p->endpoint);
     p->added = rc == 0;
     if (rc == 0 || rc == -KVR_EEXISTS) return;
     kvr_log_warning_of(kvr_log_key(kvr_hash_bytes(p->key, strlen(p->key), 0), 0, "peer"),
@@ -58,7 +60,7 @@ static void drop_peer(struct discovery_nats *n, const char *key)
     if (!p) return;
     *at = p->next;
     if (p->added && !hand_on(n, p->endpoint)) {
-        (void)kvr_sync_remove_peer(n->serve->sync, p->endpoint);
+        (void)replicas_remove_router(n->discovery->peers, p->endpoint);
         for (struct peer *o = n->peers; o; o = o->next) /* there is room now */
             if (!o->added) follow(n, o);
     }
@@ -70,7 +72,7 @@ static void take_router(struct discovery_nats *n, const char *key, const char *v
     struct kvr_json o;
     const char *text;
     size_t text_len;
-    if (strcmp(key, n->own) == 0 || !n->serve->sync || kvr_json_parse(n->json, value, len, &o, NULL)) return;
+    if (strcmp(key, n->own) == 0 || !replicas_run(n->discovery->peers) || kvr_json_parse(n->json, value, len, &o, NULL)) return;
     if (!kvr_json_as_name(kvr_json_get(o, "replica_sync"), &text, &text_len)) return;
     if (text_len == 0 || text_len >= sizeof n->peers->endpoint) return;
     drop_peer(n, key);
@@ -86,55 +88,55 @@ static void take_router(struct discovery_nats *n, const char *key, const char *v
 static void on_entry(void *ctx, const char *key, const char *value, size_t len)
 {
     struct discovery_nats *n = ctx;
-    if (strncmp(key, "worker.", 7) == 0) found_post(n->serve->discovery, key, value, len);
+    if (strncmp(key, "worker.", 7) == 0) found_post(n->discovery, key, value, len);
     else if (strncmp(key, "router.", 7) == 0) take_router(n, key, value, len);
 }
 
 static void on_gone(void *ctx, const char *key)
 {
     struct discovery_nats *n = ctx;
-    if (strncmp(key, "worker.", 7) == 0) found_post_gone(n->serve->discovery, key);
+    if (strncmp(key, "worker.", 7) == 0) found_post_gone(n->discovery, key);
     else drop_peer(n, key);
 }
 
 static void on_known(void *ctx)
 {
     const struct discovery_nats *n = ctx;
-    found_post_settled(n->serve->discovery);
+    found_post_settled(n->discovery);
 }
 
 /* What is told of this router to others. */
-static void put_own_entry(const struct serve *s, char *out, size_t cap)
+static void put_own_entry(const struct discovery *room, uint16_t admin_port, char *out, size_t cap)
 {
-    const struct serve_options *o = s->o;
+    const struct serve_options *o = room->o;
     char host[64] = "";
     (void)gethostname(host, sizeof host - 1);
     const char *address = o->advertise_host ? o->advertise_host : host;
-    int n = snprintf(out, cap, "{\"admin\":\"http://%.100s:%llu\"", address, (unsigned long long)kvr_http_server_port(s->admin));
+    int n = snprintf(out, cap, "{\"admin\":\"http://%.100s:%llu\"", address, (unsigned long long)admin_port);
     if (o->replica_sync_port)
         n += snprintf(out + n, cap - (size_t)n, ",\"replica_sync\":\"tcp://%.100s:%llu\"", address,
                       (unsigned long long)o->replica_sync_port);
     snprintf(out + n, cap - (size_t)n, "}");
 }
 
-struct discovery_nats *discovery_nats_start(struct serve *s, char *err, size_t cap)
+struct discovery_nats *discovery_nats_start(struct discovery *room, char *err, size_t cap)
 {
     char scope[96], watch[KVR_REGISTRY_KEY_MAX];
     struct discovery_nats *n = calloc(1, sizeof *n);
-    kvr_registry_token(s->scope, scope, sizeof scope);
+    kvr_registry_token(room->process->scope, scope, sizeof scope);
     snprintf(watch, sizeof watch, "*.%s.>", scope);
-    struct kvr_registry_config rc = {.link = s->nats,
+    struct kvr_registry_config rc = {.link = room->process->nats,
                                      .bucket = KVR_REGISTRY_BUCKET,
                                      .ttl_s = KVR_REGISTRY_TTL_S,
-                                     .replicas = (int)s->o->plane.nats_replicas,
+                                     .replicas = (int)room->o->plane.nats_replicas,
                                      .watch = watch,
                                      .on_entry = on_entry,
                                      .on_gone = on_gone,
                                      .on_known = on_known,
                                      .ctx = n};
     if (n) {
-        n->serve = s;
-        snprintf(n->own, sizeof n->own, "router.%.90s.%llu", scope, (unsigned long long)(s->salt >> 11));
+        n->discovery = room;
+        snprintf(n->own, sizeof n->own, "router.%.90s.%llu", scope, (unsigned long long)(room->process->salt >> 11));
         n->json = kvr_json_parser_new();
         if (n->json && kvr_registry_open(&rc, &n->registry) == 0) return n;
     }
@@ -143,10 +145,10 @@ struct discovery_nats *discovery_nats_start(struct serve *s, char *err, size_t c
     return NULL;
 }
 
-int discovery_nats_announce(struct discovery_nats *n)
+int discovery_nats_announce(struct discovery_nats *n, uint16_t admin_port)
 {
     char value[400];
-    put_own_entry(n->serve, value, sizeof value);
+    put_own_entry(n->discovery, admin_port, value, sizeof value);
     return kvr_registry_keep(n->registry, n->own, value, false);
 }
 

@@ -5,17 +5,19 @@
  * Over which paths, and what an answer means, is told by wire/engine_tokens.h. An engine that answers no chat is one that cannot be asked.
  * A worker that breaks off, stays silent or answers 5xx is asked again from the first question on, later.
  */
-#include "app/serve/tokenizers/internal.h"
+#include "app/serve/tokenizers/room.h"
 
 #include <string.h>
 
 #include "token/probes.h"
 #include "wire/engine_tokens.h"
+#include "app/serve/common/clock.h"
+#include "app/serve/workers/worker_key.h"
 
 enum { ANSWER_MAX = 1 << 20, ANSWER_MS = 10000, AGAIN_MS = 5000 };
 
 struct prober {
-    struct serve *serve;
+    struct tokenizers *of;
     struct tokenizer_entry *entry;
     uint64_t worker_id, ups;
     struct kvr_endpoint endpoint;
@@ -72,7 +74,7 @@ static void finish(struct prober *p, bool could_ask)
 static struct kvr_ids *read_ids(struct prober *p)
 {
     struct kvr_json list;
-    if (p->body.failed || !kvr_engine_tokens_read(p->serve->json, p->body.data ? p->body.data : "", p->body.len, p->way, &list))
+    if (p->body.failed || !kvr_engine_tokens_read(p->of->process->json, p->body.data ? p->body.data : "", p->body.len, p->way, &list))
         return NULL;
     size_t n = kvr_json_count(list);
     struct kvr_ids *ids = kvr_ids_new(NULL, n);
@@ -165,30 +167,30 @@ static void ask(struct prober *p)
                                       .head = head.data,
                                       .head_len = head.len,
                                       .body = body,
-                                      .connect_timeout_s = p->serve->o->connect_timeout,
+                                      .connect_timeout_s = p->of->o->connect_timeout,
                                       .handler = &handler,
                                       .ctx = p};
     p->status = 0;
     p->body.len = 0;
     p->body.failed = false;
-    p->call = head.failed || !body ? NULL : kvr_http_call_start(p->serve->health_client, &cc);
+    p->call = head.failed || !body ? NULL : kvr_http_call_start(p->of->process->client, &cc);
     kvr_buf_free(&head);
     kvr_body_unref(body);
     uv_timer_start(&p->timeout, on_timeout, p->call ? ANSWER_MS : 0, 0);
 }
 
-struct prober *prober_start(struct serve *s, struct tokenizer_entry *e, const struct worker *w)
+struct prober *prober_start(struct tokenizers *t, struct tokenizer_entry *e, const struct worker *w)
 {
     struct prober *p = calloc(1, sizeof *p);
     if (!p) return NULL;
-    p->serve = s;
+    p->of = t;
     p->entry = e;
     p->worker_id = w->id;
     p->ups = atomic_load(&w->ups);
     p->endpoint = w->endpoint;
     memcpy(p->key, w->api_key, sizeof p->key);
     snprintf(p->who, sizeof p->who, "worker %llu, %.200s", (unsigned long long)w->id, w->url);
-    uv_timer_init(&s->main_loop, &p->timeout);
+    uv_timer_init(&t->process->main_loop, &p->timeout);
     p->timeout.data = p;
     e->prober = p;
     ask(p);

@@ -5,7 +5,7 @@
  * Entries lie in an array that only grows. The main loop fills an entry before it raises `n`, so whoever has read `n` may read the model
  * and the tokenizer of the entries before it without a lock.
  */
-#include "app/serve/tokenizers/internal.h"
+#include "app/serve/tokenizers/room.h"
 
 #include <string.h>
 
@@ -14,36 +14,40 @@
 #include "token/given.h"
 #include "token/profile_option.h"
 #include "wire/prom_page.h"
+#include "app/serve/common/clock.h"
+#include "app/serve/common/process.h"
+#include "app/serve/workers/roster.h"
+#include "base/lock.h"
+#include "app/serve/workers/workers.h"
 
 enum { CHECK_MS = 1000 };
 
-struct tokenizers {
-    struct kvr_token_library library;
-    struct kvr_token_pool *pool;
-    bool open, failed; /* the library and its threads: opened when a model is found that has a folder, or never */
-    bool full_said;
-    uint64_t seen;  /* the version of the worker table whose models have been looked at */
-    uint64_t looks; /* how often they were */
-    _Atomic size_t n;
-    struct tokenizer_entry entries[TOKENIZERS_MAX];
-};
+struct tokenizers *tokenizers_create(struct process *p, struct workers *workers)
+{
+    struct tokenizers *t = calloc(1, sizeof *t);
+    if (t) *t = (struct tokenizers){.o = p->o, .process = p, .workers = workers};
+    return t;
+}
+
+bool tokenizers_are_used(const struct tokenizers *t)
+{
+    return t->wanted;
+}
 
 /* ---- look-up ---------------------------------------------------------------------------------------------------------- */
 
-static struct tokenizer_entry *find(const struct serve *s, const char *model)
+static struct tokenizer_entry *find(struct tokenizers *t, const char *model)
 {
-    struct tokenizers *t = s->tokenizers;
-    size_t n = t ? atomic_load_explicit(&t->n, memory_order_acquire) : 0;
+    size_t n = atomic_load_explicit(&t->n, memory_order_acquire);
     for (size_t i = 0; i < n; i++)
         if (!strcmp(t->entries[i].model, model)) return &t->entries[i];
     return NULL;
 }
 
 /* What engines take a request for that names no model: their own, when there is one that is no adapter. */
-static struct tokenizer_entry *find_only(const struct serve *s)
+static struct tokenizer_entry *find_only(struct tokenizers *t)
 {
-    struct tokenizers *t = s->tokenizers;
-    size_t n = t ? atomic_load_explicit(&t->n, memory_order_acquire) : 0;
+    size_t n = atomic_load_explicit(&t->n, memory_order_acquire);
     struct tokenizer_entry *found = NULL;
     for (size_t i = 0; i < n; i++) {
         if (t->entries[i].is_adapter) continue;
@@ -53,21 +57,21 @@ static struct tokenizer_entry *find_only(const struct serve *s)
     return found;
 }
 
-struct kvr_tokenizer *tokenizers_find(const struct serve *s, const char *model)
+struct kvr_tokenizer *tokenizers_find(struct tokenizers *t, const char *model)
 {
-    const struct tokenizer_entry *e = *model ? find(s, model) : find_only(s);
+    const struct tokenizer_entry *e = *model ? find(t, model) : find_only(t);
     return e ? e->tokenizer : NULL;
 }
 
-struct kvr_token_pool *tokenizers_pool(const struct serve *s)
+struct kvr_token_pool *tokenizers_pool(const struct tokenizers *t)
 {
-    return s->tokenizers ? s->tokenizers->pool : NULL;
+    return t->pool;
 }
 
-bool tokenizers_check_due(const struct serve *s, const struct kvr_tokenizer *t)
+bool tokenizers_check_due(struct tokenizers *t, const struct kvr_tokenizer *tokenizer)
 {
-    struct tokenizer_entry *e = find(s, kvr_tokenizer_model(t));
-    uint64_t every = s->o->tokenizer_check, now = now_ms();
+    struct tokenizer_entry *e = find(t, kvr_tokenizer_model(tokenizer));
+    uint64_t every = t->o->tokenizer_check, now = now_ms();
     if (!e || !every) return false;
     uint64_t due = atomic_load(&e->check_due_ms);
     if ((atomic_fetch_add(&e->requests, 1) + 1) % every || now < due) return false;
@@ -76,37 +80,36 @@ bool tokenizers_check_due(const struct serve *s, const struct kvr_tokenizer *t)
 
 /* ---- folders ---------------------------------------------------------------------------------------------------------- */
 
-static const char *given_folder(const struct serve *s, const char *model)
+static const char *given_folder(const struct tokenizers *t, const char *model)
 {
-    return kvr_given_dir(s->o->tokenizer_dirs, s->o->tokenizer_dirs_n, model);
+    return kvr_given_dir(t->o->tokenizer_dirs, t->o->tokenizer_dirs_n, model);
 }
 
 /* An adapter has the base model's, unless its own folder has one. */
-static bool find_folder(const struct serve *s, const struct model_entry *m, const char *base_root, char out[KVR_FOLDER_MAX])
+static bool find_folder(const struct tokenizers *t, const struct model_entry *m, const char *base_root, char out[KVR_FOLDER_MAX])
 {
-    const char *given = given_folder(s, m->id);
+    const char *given = given_folder(t, m->id);
     if (!given && m->is_lora && kvr_folder_of_root(m->root, out)) return true;
-    if (!given && m->is_lora) given = given_folder(s, m->parent);
-    if (!given) given = given_folder(s, NULL);
+    if (!given && m->is_lora) given = given_folder(t, m->parent);
+    if (!given) given = given_folder(t, NULL);
     if (given) return snprintf(out, KVR_FOLDER_MAX, "%s", given) < KVR_FOLDER_MAX;
     return kvr_folder_of_root(m->is_lora ? base_root : m->root, out);
 }
 
 /* ---- the library -------------------------------------------------------------------------------------------------------- */
 
-static bool open_library(struct serve *s, char *why, size_t cap)
+static bool open_library(struct tokenizers *t, char *why, size_t cap)
 {
-    struct tokenizers *t = s->tokenizers;
     if (t->open || t->failed) return t->open;
     t->failed = true;
-    if (kvr_token_library_open(s->o->tokenizer_lib, &t->library, why, cap)) return false;
-    if (kvr_token_pool_create(s->o->tokenizer_threads, &t->pool)) {
+    if (kvr_token_library_open(t->o->tokenizer_lib, &t->library, why, cap)) return false;
+    if (kvr_token_pool_create(t->o->tokenizer_threads, &t->pool)) {
         snprintf(why, cap, "no threads for --tokenizer-threads");
         return false;
     }
     t->failed = false;
     t->open = true;
-    if (!s->o->tokenizer_check)
+    if (!t->o->tokenizer_check)
         kvr_log_warning(
             "kvroute: --tokenizer-check 0: tokens that are made here are not compared with an engine's after the first requests");
     return true;
@@ -115,9 +118,8 @@ static bool open_library(struct serve *s, char *why, size_t cap)
 /* ---- entries ---------------------------------------------------------------------------------------------------------- */
 
 /* Returns: false when it is to be tried again. */
-static bool add_entry(struct serve *s, const struct model_entry *m, const char *base_root, const char *dir)
+static bool add_entry(struct tokenizers *t, const struct model_entry *m, const char *base_root, const char *dir)
 {
-    struct tokenizers *t = s->tokenizers;
     const char *model = m->id;
     size_t n = atomic_load(&t->n);
     if (n == TOKENIZERS_MAX) {
@@ -129,7 +131,7 @@ static bool add_entry(struct serve *s, const struct model_entry *m, const char *
     }
     struct tokenizer_entry *e = &t->entries[n];
     char why[600] = "";
-    if (!open_library(s, why, sizeof why)) {
+    if (!open_library(t, why, sizeof why)) {
         if (*why) kvr_log("kvroute: model '%s': tokens are asked of engines, although %s has its tokenizer: %s", model, dir, why);
         return true;
     }
@@ -137,10 +139,10 @@ static bool add_entry(struct serve *s, const struct model_entry *m, const char *
                                           .pool = t->pool,
                                           .model = model,
                                           .dir = dir,
-                                          .profile = s->o->tokenizer_profile,
-                                          .cache_bytes = s->o->tokenizer_cache,
-                                          .probes = (unsigned)s->o->tokenizer_probes,
-                                          .given = s->o->tokenizer == TOKENIZER_LOCAL};
+                                          .profile = t->o->tokenizer_profile,
+                                          .cache_bytes = t->o->tokenizer_cache,
+                                          .probes = (unsigned)t->o->tokenizer_probes,
+                                          .given = t->o->tokenizer == TOKENIZER_LOCAL};
     if (kvr_tokenizer_open(&config, &e->tokenizer)) return false; /* the pool is full */
     snprintf(e->model, sizeof e->model, "%s", model);
     e->is_adapter = m->is_lora;
@@ -158,9 +160,9 @@ struct served_models {
     char base_root[256];
 };
 
-static void take_models_locked(const struct serve *s, const struct worker *w, struct served_models *out)
+static void take_models_locked(const struct tokenizers *t, const struct worker *w, struct served_models *out)
 {
-    const char *named = w->model[0] ? w->model : s->o->model;
+    const char *named = w->model[0] ? w->model : t->o->model;
     out->n = 0;
     out->base_root[0] = 0;
     bool listed = false;
@@ -182,13 +184,13 @@ static bool tells_the_same(const struct tokenizer_entry *e, const struct model_e
 }
 
 /* Returns: false when it is to be tried again. */
-static bool look_at_model(struct serve *s, const struct model_entry *m, const char *base_root)
+static bool look_at_model(struct tokenizers *t, const struct model_entry *m, const char *base_root)
 {
     char dir[KVR_FOLDER_MAX];
-    struct tokenizer_entry *e = find(s, m->id);
-    if (!e) return !find_folder(s, m, base_root, dir) || add_entry(s, m, base_root, dir);
+    struct tokenizer_entry *e = find(t, m->id);
+    if (!e) return !find_folder(t, m, base_root, dir) || add_entry(t, m, base_root, dir);
     if (tells_the_same(e, m, base_root)) {
-        e->from_seen = s->tokenizers->looks;
+        e->from_seen = t->looks;
     } else {
         e->has_other = true;
         e->other = *m;
@@ -198,47 +200,46 @@ static bool look_at_model(struct serve *s, const struct model_entry *m, const ch
 }
 
 /* No worker tells any more what the folder was found by, and one tells otherwise: the folder is found anew. */
-static void follow_others(struct serve *s)
+static void follow_others(struct tokenizers *t)
 {
-    struct tokenizers *t = s->tokenizers;
     for (size_t i = 0; i < atomic_load(&t->n); i++) {
         struct tokenizer_entry *e = &t->entries[i];
         if (e->has_other && e->from_seen != t->looks) {
             e->from = e->other;
             memcpy(e->base_root, e->other_base_root, sizeof e->base_root);
             char dir[KVR_FOLDER_MAX];
-            e->read_it |= find_folder(s, &e->from, e->base_root, dir) && !kvr_tokenizer_is_of(e->tokenizer, dir);
+            e->read_it |= find_folder(t, &e->from, e->base_root, dir) && !kvr_tokenizer_is_of(e->tokenizer, dir);
         }
         e->has_other = false;
     }
 }
 
 /* When the table has changed. */
-static void find_models(struct serve *s)
+static void find_models(struct tokenizers *t)
 {
-    uint64_t version = atomic_load(&s->workers_version);
-    if (version == s->tokenizers->seen) return;
+    uint64_t version = workers_version(t->workers);
+    if (version == t->seen) return;
     struct served_models *served = malloc(sizeof *served);
     bool all = served != NULL;
-    s->tokenizers->looks++;
-    for (struct worker *w = s->workers; w && served; w = w->next) {
-        kvr_lock(&s->lock);
-        take_models_locked(s, w, served);
-        kvr_unlock(&s->lock);
-        for (size_t i = 0; i < served->n; i++) all &= look_at_model(s, &served->models[i], served->base_root);
+    t->looks++;
+    for (struct worker *w = workers_first(t->workers); w && served; w = w->next) {
+        workers_lock(t->workers);
+        take_models_locked(t, w, served);
+        workers_unlock(t->workers);
+        for (size_t i = 0; i < served->n; i++) all &= look_at_model(t, &served->models[i], served->base_root);
     }
     free(served);
     if (!all) return;
-    follow_others(s);
-    s->tokenizers->seen = version;
+    follow_others(t);
+    t->seen = version;
 }
 
 /* ---- folders that are read again ------------------------------------------------------------------------------------------ */
 
-static void read_again(struct serve *s, struct tokenizer_entry *e)
+static void read_again(struct tokenizers *t, struct tokenizer_entry *e)
 {
     char dir[KVR_FOLDER_MAX];
-    bool found = find_folder(s, &e->from, e->base_root, dir);
+    bool found = find_folder(t, &e->from, e->base_root, dir);
     if (!found) {
         e->read_it = false;
         kvr_log_warning("kvroute: model '%s': its folder is not found any more; what was read of it stays in use", e->model);
@@ -251,10 +252,9 @@ static void read_again(struct serve *s, struct tokenizer_entry *e)
     kvr_log("kvroute: model '%s': its folder is read again (%s)", e->model, dir);
 }
 
-void tokenizers_reload(struct serve *s, const char *dir)
+void tokenizers_reload(struct tokenizers *t, const char *dir)
 {
-    struct tokenizers *t = s->tokenizers;
-    for (size_t i = 0; t && i < atomic_load(&t->n); i++)
+    for (size_t i = 0; i < atomic_load(&t->n); i++)
         if (!dir || kvr_tokenizer_is_of(t->entries[i].tokenizer, dir)) t->entries[i].read_it = true;
 }
 
@@ -267,78 +267,72 @@ static bool is_probed(const struct tokenizer_entry *e, const struct worker *w)
 }
 
 /* A worker that serves the model and has come up since it was asked. */
-static void probe_next(struct serve *s, struct tokenizer_entry *e)
+static void probe_next(struct tokenizers *t, struct tokenizer_entry *e)
 {
     enum kvr_trust_state state = kvr_tokenizer_state(e->tokenizer);
     if (e->prober || state == KVR_TRUST_LOADING || state == KVR_TRUST_REFUSED || now_ms() < e->probe_again_ms) return;
-    const struct roster_row *row = roster_hold(s, e->model);
+    const struct roster_row *row = roster_hold(t->workers, e->model);
     for (size_t i = 0; row && i < row->servers_n && !e->prober; i++) {
         const struct worker *w = row->servers[i].worker;
-        if (atomic_load(&w->health) == HEALTH_UP && !is_probed(e, w)) (void)prober_start(s, e, w);
+        if (atomic_load(&w->health) == HEALTH_UP && !is_probed(e, w)) (void)prober_start(t, e, w);
     }
     roster_let_go(row);
 }
 
-void tokenizers_tick(struct serve *s)
+void tokenizers_tick(struct tokenizers *t)
 {
-    struct tokenizers *t = s->tokenizers;
-    if (!t || serve_is_ending(s)) return;
-    find_models(s);
+    if (!t->wanted || process_is_ending(t->process)) return;
+    find_models(t);
     for (size_t i = 0; i < atomic_load(&t->n); i++) {
-        if (t->entries[i].read_it) read_again(s, &t->entries[i]);
-        probe_next(s, &t->entries[i]);
+        if (t->entries[i].read_it) read_again(t, &t->entries[i]);
+        probe_next(t, &t->entries[i]);
     }
 }
 
-void tokenizers_doubted(struct serve *s, const char *model)
+void tokenizers_doubted(struct tokenizers *t, const char *model)
 {
-    const struct tokenizer_entry *e = find(s, model);
+    const struct tokenizer_entry *e = find(t, model);
     if (e) kvr_tokenizer_doubted(e->tokenizer);
 }
 
 /* ---- life ------------------------------------------------------------------------------------------------------------- */
 
-static bool are_wanted(const struct serve *s)
+static bool are_wanted(const struct tokenizers *t)
 {
-    return s->o->tokenizer == TOKENIZER_LOCAL || (s->o->tokenizer == TOKENIZER_AUTO && s->o->kv_events);
+    return t->o->tokenizer == TOKENIZER_LOCAL || (t->o->tokenizer == TOKENIZER_AUTO && t->o->kv_events);
 }
 
-int tokenizers_check(const struct serve *s, char *err, size_t cap)
+int tokenizers_check(const struct tokenizers *t, char *err, size_t cap)
 {
-    if (!are_wanted(s)) return 0;
-    if (kvr_given_dirs_check(s->o->tokenizer_dirs, s->o->tokenizer_dirs_n, MODEL_MAX - 1, err, cap)) return -1;
-    return kvr_profile_option_check(s->o->tokenizer_profile, err, cap) ? -1 : 0;
+    if (!are_wanted(t)) return 0;
+    if (kvr_given_dirs_check(t->o->tokenizer_dirs, t->o->tokenizer_dirs_n, MODEL_MAX - 1, err, cap)) return -1;
+    return kvr_profile_option_check(t->o->tokenizer_profile, err, cap) ? -1 : 0;
 }
 
-int tokenizers_open(struct serve *s, char *err, size_t cap)
+int tokenizers_open(struct tokenizers *t, char *err, size_t cap)
 {
-    bool must = s->o->tokenizer == TOKENIZER_LOCAL;
+    bool must = t->o->tokenizer == TOKENIZER_LOCAL;
     char why[600];
-    if (!are_wanted(s)) return 0;
-    if (tokenizers_check(s, err, cap)) return -1;
-    if (!(s->tokenizers = calloc(1, sizeof *s->tokenizers))) {
-        snprintf(err, cap, "out of memory");
-        return -1;
-    }
-    if ((!must && !s->o->tokenizer_lib && !s->o->tokenizer_dirs_n) || open_library(s, why, sizeof why)) return 0;
-    if (must || s->o->tokenizer_lib) {
-        snprintf(err, cap, "%s: %s", s->o->tokenizer_lib ? "--tokenizer-lib" : "--tokenizer local", why);
+    if (!are_wanted(t)) return 0;
+    if (tokenizers_check(t, err, cap)) return -1;
+    t->wanted = true;
+    if ((!must && !t->o->tokenizer_lib && !t->o->tokenizer_dirs_n) || open_library(t, why, sizeof why)) return 0;
+    if (must || t->o->tokenizer_lib) {
+        snprintf(err, cap, "%s: %s", t->o->tokenizer_lib ? "--tokenizer-lib" : "--tokenizer local", why);
         return -1;
     }
     kvr_log_warning("kvroute: --tokenizer-dir: tokens are asked of engines: %s", why);
     return 0;
 }
 
-void tokenizers_stop(struct serve *s)
+void tokenizers_stop(struct tokenizers *t)
 {
-    struct tokenizers *t = s->tokenizers;
-    for (size_t i = 0; t && i < atomic_load(&t->n); i++)
+    for (size_t i = 0; i < atomic_load(&t->n); i++)
         if (t->entries[i].prober) prober_stop(t->entries[i].prober);
 }
 
-void tokenizers_destroy(struct serve *s)
+void tokenizers_destroy(struct tokenizers *t)
 {
-    struct tokenizers *t = s->tokenizers;
     if (!t) return;
     if (t->open) kvr_token_pool_destroy(t->pool);
     for (size_t i = 0; i < atomic_load(&t->n); i++) {
@@ -346,26 +340,23 @@ void tokenizers_destroy(struct serve *s)
         kvr_map64_clear(&t->entries[i].probed);
     }
     free(t);
-    s->tokenizers = NULL;
 }
 
 /* ---- what is shown ---------------------------------------------------------------------------------------------------- */
 
-void tokenizers_write(struct serve *s, struct kvr_buf *out)
+void tokenizers_write(struct tokenizers *t, struct kvr_buf *out)
 {
-    struct tokenizers *t = s->tokenizers;
     kvr_json_open(out, '[');
-    for (size_t i = 0; t && i < atomic_load(&t->n); i++) kvr_tokenizer_describe(t->entries[i].tokenizer, out);
+    for (size_t i = 0; i < atomic_load(&t->n); i++) kvr_tokenizer_describe(t->entries[i].tokenizer, out);
     kvr_json_close(out, ']');
 }
 
 #define MODEL_OF(e) KVR_PROM_TEXT("model", (e)->model)
 
-void tokenizers_metrics(struct serve *s, struct kvr_prom_page *out)
+void tokenizers_metrics(struct tokenizers *t, struct kvr_prom_page *out)
 {
     static const char *const judges[KVR_JUDGES] = {"probes", "engine", "usage", "events"};
-    struct tokenizers *t = s->tokenizers;
-    size_t n = t ? atomic_load(&t->n) : 0;
+    size_t n = atomic_load(&t->n);
     struct kvr_tokenizer_figures *f = n ? calloc(n, sizeof *f) : NULL;
     struct kvr_token_pool_figures pool = {0};
     if (!f) n = 0;

@@ -20,26 +20,29 @@
 #include "token/tokenizer.h"
 
 struct kvr_prom_page;
-struct serve;
+struct process;
 struct tokenizers;
+struct workers;
 
 enum { TOKENIZERS_MAX = 64 };
 
-/* Before any loop runs. s->tokenizers stays NULL when no tokens are made here. Returns: 0, -1 with the reason in err. */
-int tokenizers_open(struct serve *s, char *err, size_t cap);
+/* Before any loop runs. Returns: 0, -1 with the reason in err. */
+struct tokenizers *tokenizers_create(struct process *p, struct workers *workers); /* NULL: out of memory */
+int tokenizers_open(struct tokenizers *t, char *err, size_t cap);
 /* What open would look at before it opens the library. Returns: 0, or -1 with the reason in err. */
-int tokenizers_check(const struct serve *s, char *err, size_t cap);
+int tokenizers_check(const struct tokenizers *t, char *err, size_t cap);
 /* Any thread. model "": the only one there is, but for adapters. NULL: the model has none (yet). It lives as long as `serve`. */
-struct kvr_tokenizer *tokenizers_find(const struct serve *s, const char *model);
-struct kvr_token_pool *tokenizers_pool(const struct serve *s);
+struct kvr_tokenizer *tokenizers_find(struct tokenizers *t, const char *model);
+bool tokenizers_are_used(const struct tokenizers *t); /* tokens may be made here */
+struct kvr_token_pool *tokenizers_pool(const struct tokenizers *t);
 /* Any thread: is a request of this model to be checked with an engine now? One in --tokenizer-check, at most one a second and model. */
-bool tokenizers_check_due(const struct serve *s, const struct kvr_tokenizer *t);
-void tokenizers_doubted(struct serve *s, const char *model); /* serve_hooks.tokens_doubted */
-void tokenizers_reload(struct serve *s, const char *dir);    /* those whose folder it is; NULL: all */
-void tokenizers_tick(struct serve *s);                       /* every 0.1 s */
-void tokenizers_stop(struct serve *s);                       /* no question is under way any more; before the main loop's client closes */
-void tokenizers_destroy(struct serve *s);                    /* no other thread is left */
-void tokenizers_write(struct serve *s, struct kvr_buf *out); /* JSON: a list of objects */
-void tokenizers_metrics(struct serve *s, struct kvr_prom_page *out);
+bool tokenizers_check_due(struct tokenizers *t, const struct kvr_tokenizer *tokenizer);
+void tokenizers_doubted(struct tokenizers *t, const char *model); /* workers_hooks.tokens_doubted */
+void tokenizers_reload(struct tokenizers *t, const char *dir);    /* those whose folder it is; NULL: all */
+void tokenizers_tick(struct tokenizers *t);                       /* every 0.1 s */
+void tokenizers_stop(struct tokenizers *t);                       /* no question is under way any more; before the main loop's client closes */
+void tokenizers_destroy(struct tokenizers *t);                    /* no other thread is left */
+void tokenizers_write(struct tokenizers *t, struct kvr_buf *out); /* JSON: a list of objects */
+void tokenizers_metrics(struct tokenizers *t, struct kvr_prom_page *out);
 
 #endif

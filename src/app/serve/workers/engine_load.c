@@ -11,7 +11,7 @@
  *
  * worker.loads and what belongs to it are under serve.lock; the readings are the main loop's.
  */
-#include "app/serve/state.h"
+#include "app/serve/workers/room.h"
 
 #include <math.h>
 #include <string.h>
@@ -20,12 +20,13 @@
 #include "net/http/metrics_scrape.h"
 #include "wire/plane_event.h"
 #include "wire/prom_page.h"
+#include "app/serve/common/clock.h"
 
 enum { READINGS_MAX = 64, PENDING_BYTES = 1 << 20 };
 
 struct reading {
     struct reading *next;
-    struct serve *serve;
+    struct workers *workers;
     uint64_t id;
     char url[METRICS_URL_MAX];
     struct kvr_scrape *scrape;
@@ -33,7 +34,7 @@ struct reading {
 
 /* ---- what is known -------------------------------------------------------------------------------------------- */
 
-static bool is_stale(const struct serve *s, const struct rank_load *r, uint64_t now)
+static bool is_stale(const struct workers *s, const struct rank_load *r, uint64_t now)
 {
     return (double)now - (double)r->at_ms > s->o->engine_load_max_age * 1000;
 }
@@ -57,7 +58,7 @@ static void learn_total(struct worker *w, uint32_t place, const struct kvr_engin
     kvr_router_set_limits(w->partition->router, w->id, w->max_num_batched_tokens, w->learnt_kv_blocks);
 }
 
-static void keep_locked(struct serve *s, struct worker *w, uint32_t place, const struct kvr_engine_load *l)
+static void keep_locked(struct workers *s, struct worker *w, uint32_t place, const struct kvr_engine_load *l)
 {
     struct rank_load *r = &w->ranks[place].load;
     uint64_t now = now_ms();
@@ -65,7 +66,7 @@ static void keep_locked(struct serve *s, struct worker *w, uint32_t place, const
     *r = (struct rank_load){.known = true, .load = *l, .at_ms = now - KVR_MIN(l->age_ms, now)};
     learn_total(w, place, l);
     r->expired = is_stale(s, r, now); /* it may tell of an old reading */
-    if (r->expired && was_used) atomic_fetch_add(&s->metrics.engine_loads_expired_total, 1);
+    if (r->expired && was_used) atomic_fetch_add(&s->counters.engine_loads_expired_total, 1);
     kvr_router_set_kv_used(w->partition->router, (struct kvr_worker){w->id, w->dp_start + place}, r->expired ? 0 : used_blocks(w, l));
 }
 
@@ -77,13 +78,13 @@ void engine_load_tell_locked(const struct worker *w)
                                    used_blocks(w, &w->ranks[i].load.load));
 }
 
-static void expire_locked(struct serve *s, struct worker *w, uint64_t now)
+static void expire_locked(struct workers *s, struct worker *w, uint64_t now)
 {
     for (uint32_t i = 0; i < w->dp_size; i++) {
         struct rank_load *r = &w->ranks[i].load;
         if (!r->known || r->expired || !is_stale(s, r, now)) continue;
         r->expired = true;
-        atomic_fetch_add(&s->metrics.engine_loads_expired_total, 1);
+        atomic_fetch_add(&s->counters.engine_loads_expired_total, 1);
         kvr_router_set_kv_used(w->partition->router, (struct kvr_worker){w->id, w->dp_start + i}, 0);
     }
 }
@@ -92,7 +93,7 @@ static void expire_locked(struct serve *s, struct worker *w, uint64_t now)
 
 static void forget_reading(struct reading *k)
 {
-    struct engine_loads *el = &k->serve->engine_loads;
+    struct engine_loads *el = &k->workers->engine_loads;
     struct reading **at = &el->readings;
     while (*at != k) at = &(*at)->next;
     *at = k->next;
@@ -100,7 +101,7 @@ static void forget_reading(struct reading *k)
     free(k);
 }
 
-static const char *keep_all_locked(struct serve *s, struct worker *w, const struct kvr_engine_loads *loads)
+static const char *keep_all_locked(struct workers *s, struct worker *w, const struct kvr_engine_loads *loads)
 {
     bool any = false;
     for (uint32_t i = 0; i < w->dp_size; i++) {
@@ -116,7 +117,7 @@ static const char *keep_all_locked(struct serve *s, struct worker *w, const stru
 static void on_read(void *ctx, const struct kvr_engine_loads *loads, const char *error)
 {
     struct reading *k = ctx;
-    struct serve *s = k->serve;
+    struct workers *s = k->workers;
     kvr_lock(&s->lock);
     struct worker *w = worker_find_locked(s, k->id);
     if (w && strcmp(w->metrics, k->url) == 0) { /* else it is another one now */
@@ -127,12 +128,12 @@ static void on_read(void *ctx, const struct kvr_engine_loads *loads, const char 
         w->metrics_due_ms = now_ms() + (uint64_t)(s->o->engine_metrics_interval * 1000);
     }
     kvr_unlock(&s->lock);
-    if (loads) atomic_fetch_add(&s->metrics.engine_metrics_bad_lines_total, loads->bad_lines);
-    atomic_fetch_add(error ? &s->metrics.engine_metrics_failures_total : &s->metrics.engine_metrics_reads_total, 1);
+    if (loads) atomic_fetch_add(&s->counters.engine_metrics_bad_lines_total, loads->bad_lines);
+    atomic_fetch_add(error ? &s->counters.engine_metrics_failures_total : &s->counters.engine_metrics_reads_total, 1);
     forget_reading(k);
 }
 
-static bool is_read(const struct serve *s, uint64_t id)
+static bool is_read(const struct workers *s, uint64_t id)
 {
     for (const struct reading *k = s->engine_loads.readings; k; k = k->next)
         if (k->id == id) return true;
@@ -140,15 +141,15 @@ static bool is_read(const struct serve *s, uint64_t id)
 }
 
 /* Returns: whether it is on the way; if not, it is tried again at the next tick. */
-static bool read_metrics(struct serve *s, const struct worker *w)
+static bool read_metrics(struct workers *s, const struct worker *w)
 {
-    if (!s->engine_loads.client && kvr_http_client_create(&s->main_loop, 3, &s->engine_loads.client)) return false;
+    if (!s->engine_loads.client && kvr_http_client_create(&s->process->main_loop, 3, &s->engine_loads.client)) return false;
     struct reading *k = calloc(1, sizeof *k);
     if (!k) return false;
-    k->serve = s;
+    k->workers = s;
     k->id = w->id;
     memcpy(k->url, w->metrics, sizeof k->url);
-    struct kvr_scrape_config c = {.loop = &s->main_loop,
+    struct kvr_scrape_config c = {.loop = &s->process->main_loop,
                                   .client = s->engine_loads.client,
                                   .url = k->url,
                                   .tls_peer = w->tls,
@@ -165,14 +166,14 @@ static bool read_metrics(struct serve *s, const struct worker *w)
     return true;
 }
 
-static void look_locked(struct serve *s, struct worker *w, uint64_t now)
+static void look_locked(struct workers *s, struct worker *w, uint64_t now)
 {
     if (!w->metrics[0] || now < w->metrics_due_ms || is_read(s, w->id)) return;
-    if (s->engine_loads.readings_n == READINGS_MAX) atomic_fetch_add(&s->metrics.engine_metrics_postponed_total, 1);
-    else if (!read_metrics(s, w)) atomic_fetch_add(&s->metrics.engine_metrics_failures_total, 1);
+    if (s->engine_loads.readings_n == READINGS_MAX) atomic_fetch_add(&s->counters.engine_metrics_postponed_total, 1);
+    else if (!read_metrics(s, w)) atomic_fetch_add(&s->counters.engine_metrics_failures_total, 1);
 }
 
-void engine_load_tick(struct serve *s)
+void engine_load_tick(struct workers *s)
 {
     uint64_t now = now_ms();
     for (struct worker *w = s->workers; w; w = w->next) {
@@ -198,11 +199,11 @@ static int open_report(const struct kvr_nats_message *m, struct kvr_worker *w, s
 /* On the subscription's thread. */
 static void on_report(void *ctx, const struct kvr_nats_message *m)
 {
-    struct serve *s = ctx;
+    struct workers *s = ctx;
     struct kvr_worker of;
     struct kvr_engine_load l;
     if (open_report(m, &of, &l)) {
-        atomic_fetch_add(&s->metrics.engine_load_malformed_total, 1);
+        atomic_fetch_add(&s->counters.engine_load_malformed_total, 1);
         return;
     }
     if (!l.has_running && !l.has_waiting && !l.has_usage && !l.has_used) return; /* a scheduler's */
@@ -211,12 +212,12 @@ static void on_report(void *ctx, const struct kvr_nats_message *m)
     bool known = w && of.dp_rank >= w->dp_start && of.dp_rank - w->dp_start < w->dp_size;
     if (known) keep_locked(s, w, of.dp_rank - w->dp_start, &l);
     kvr_unlock(&s->lock);
-    atomic_fetch_add(known ? &s->metrics.engine_load_reports_total : &s->metrics.engine_load_unknown_workers_total, 1);
+    atomic_fetch_add(known ? &s->counters.engine_load_reports_total : &s->counters.engine_load_unknown_workers_total, 1);
 }
 
 /* ---- showing -------------------------------------------------------------------------------------------------- */
 
-void engine_load_write(const struct serve *s, struct kvr_buf *b, const struct rank_load *r)
+void engine_load_write(const struct workers *s, struct kvr_buf *b, const struct rank_load *r)
 {
     uint64_t now = now_ms();
     const struct kvr_engine_load *l = &r->load;
@@ -243,7 +244,7 @@ void engine_load_write(const struct serve *s, struct kvr_buf *b, const struct ra
 enum row { AGE, STALE, RUNNING, WAITING, USAGE, ROWS };
 
 /* Returns: whether there is such a figure. Of a stale load only that it is, and how old. */
-static bool figure(const struct serve *s, const struct rank_load *r, uint64_t now, enum row row, double *out)
+static bool figure(const struct workers *s, const struct rank_load *r, uint64_t now, enum row row, double *out)
 {
     const struct kvr_engine_load *l = &r->load;
     bool stale = is_stale(s, r, now);
@@ -256,7 +257,7 @@ static bool figure(const struct serve *s, const struct rank_load *r, uint64_t no
     }
 }
 
-void engine_load_metrics(struct serve *s, struct kvr_prom_page *b)
+void engine_load_metrics(struct workers *s, struct kvr_prom_page *b)
 {
     static const struct {
         const char *name, *help;
@@ -285,15 +286,15 @@ void engine_load_metrics(struct serve *s, struct kvr_prom_page *b)
 
 /* ---- life ----------------------------------------------------------------------------------------------------- */
 
-int engine_load_start(struct serve *s)
+int engine_load_start(struct workers *s)
 {
     char subject[KVR_SCOPE_MAX + 32];
-    if (!s->nats) return 0;
-    snprintf(subject, sizeof subject, "%s." KVR_PLANE_LOADS, s->scope);
-    return kvr_nats_subscribe(s->nats, subject, NULL, PENDING_BYTES, on_report, s, &s->engine_loads.reports);
+    if (!s->process->nats) return 0;
+    snprintf(subject, sizeof subject, "%s." KVR_PLANE_LOADS, s->process->scope);
+    return kvr_nats_subscribe(s->process->nats, subject, NULL, PENDING_BYTES, on_report, s, &s->engine_loads.reports);
 }
 
-void engine_load_stop(struct serve *s)
+void engine_load_stop(struct workers *s)
 {
     struct engine_loads *el = &s->engine_loads;
     kvr_nats_unsubscribe(el->reports);

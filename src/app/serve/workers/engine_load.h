@@ -19,11 +19,11 @@ struct engine_loads {
     struct kvr_nats_sub *reports; /* NULL: none */
 };
 
-int engine_load_start(struct serve *s);
-void engine_load_tick(struct serve *s); /* main loop */
-void engine_load_stop(struct serve *s);
+int engine_load_start(struct workers *s);
+void engine_load_tick(struct workers *s); /* main loop */
+void engine_load_stop(struct workers *s);
 void engine_load_tell_locked(const struct worker *w); /* a worker that is new to its router: what is known of it */
-void engine_load_write(const struct serve *s, struct kvr_buf *b, const struct rank_load *r); /* the member `engine` */
-void engine_load_metrics(struct serve *s, struct kvr_prom_page *b);
+void engine_load_write(const struct workers *s, struct kvr_buf *b, const struct rank_load *r); /* the member `engine` */
+void engine_load_metrics(struct workers *s, struct kvr_prom_page *b);
 
 #endif

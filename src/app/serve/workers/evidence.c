@@ -41,6 +41,8 @@
 #include "base/log.h"
 #include "base/map64.h"
 #include "wire/prom_page.h"
+#include "app/serve/common/clock.h"
+#include "app/serve/workers/telling.h"
 
 enum {
     WINDOW = 16,
@@ -205,7 +207,7 @@ static void forget_locked(struct evidence *e, struct kvr_worker w)
     if (moved) *moved = i;
 }
 
-void evidence_forget(struct serve *s, const struct worker *w)
+void evidence_forget(struct workers *s, const struct worker *w)
 {
     struct evidence *e = s->evidence;
     if (!e) return;
@@ -250,7 +252,7 @@ static void tell_length(const struct evidence_check *c, const struct evidence_an
         (unsigned long long)c->prompt_tokens, (unsigned long long)before);
 }
 
-static void count_none(struct serve *s, struct kvr_worker w, enum reason why)
+static void count_none(struct workers *s, struct kvr_worker w, enum reason why)
 {
     kvr_lock(&s->evidence->lock);
     count_none_locked(s->evidence, w, why);
@@ -264,7 +266,7 @@ static unsigned kind_of(const struct evidence_prompt *a)
     return (a->salt_len ? 1u : 0) | (a->lora_len ? 2u : 0) | (a->asked ? 4u : 0) | (a->made_for ? 8u : 0);
 }
 
-struct evidence_check *evidence_begin(struct serve *s, const struct evidence_prompt *a)
+struct evidence_check *evidence_begin(struct workers *s, const struct evidence_prompt *a)
 {
     uint32_t bs = a->partition->block_size;
     if (!s->evidence || !s->ingest || !a->partition->index) return NULL;
@@ -314,7 +316,7 @@ static enum reason why_not(const struct evidence_check *c, const struct evidence
     return c->blocks ? REASONS_N : NO_SHORT;
 }
 
-void evidence_answered(struct serve *s, struct evidence_check *c, const struct evidence_answer *a)
+void evidence_answered(struct workers *s, struct evidence_check *c, const struct evidence_answer *a)
 {
     if (!c) return;
     enum reason why = why_not(c, a);
@@ -330,7 +332,7 @@ void evidence_answered(struct serve *s, struct evidence_check *c, const struct e
     if (why != REASONS_N) drop(s->evidence, c);
 }
 
-void evidence_untold(struct serve *s, struct kvr_worker worker)
+void evidence_untold(struct workers *s, struct kvr_worker worker)
 {
     if (!s->evidence) return;
     kvr_lock(&s->evidence->lock);
@@ -339,12 +341,12 @@ void evidence_untold(struct serve *s, struct kvr_worker worker)
     kvr_unlock(&s->evidence->lock);
 }
 
-void evidence_event(struct serve *s, const struct kvr_event *ev)
+void evidence_event(struct workers *s, const struct kvr_event *ev)
 {
     if (s->evidence) watches_event(s->evidence->watches, ev);
 }
 
-void evidence_reset(struct serve *s, struct kvr_worker worker)
+void evidence_reset(struct workers *s, struct kvr_worker worker)
 {
     if (!s->evidence) return;
     watches_reset(s->evidence->watches, worker);
@@ -401,7 +403,7 @@ static const struct window *alarmed(const struct rank_evidence *r)
 }
 
 /* Notes an outcome. Returns: whether the alarm has changed; the text is for the ingest then. */
-static bool judge_locked(struct serve *s, const struct evidence_check *c, enum outcome what, char *text, size_t cap)
+static bool judge_locked(struct workers *s, const struct evidence_check *c, enum outcome what, char *text, size_t cap)
 {
     struct rank_evidence *r = rank_of(s->evidence, c->watch.worker);
     if (!r) return false;
@@ -431,7 +433,7 @@ struct statuses {
     size_t n;
 };
 
-static void read_statuses(struct serve *s, struct statuses *st)
+static void read_statuses(struct workers *s, struct statuses *st)
 {
     size_t cap = kvr_ingest_status(s->ingest, NULL, 0) + 8;
     st->list = calloc(cap, sizeof *st->list);
@@ -472,7 +474,7 @@ static bool may_be_removed(const struct evidence_check *c, uint64_t view, const 
 
 enum verdict { IS_FINE = FINE, IS_MISSING = MISSING, IS_STALE = STALE, PROVES_NOTHING };
 
-static enum verdict verdict_of(struct serve *s, const struct kvr_view_status *st, const struct evidence_check *c, enum reason *why)
+static enum verdict verdict_of(struct workers *s, const struct kvr_view_status *st, const struct evidence_check *c, enum reason *why)
 {
     bool seen[BLOCKS_MAX], none;
     size_t have = blocks_in_view(c);
@@ -498,7 +500,7 @@ static bool fell_short(const struct evidence_check *c, const struct kvr_view_sta
 
 /* The first block that it had not. When that had really gone and come again, the view was told of a store; when copies that were none kept
  * it there, the engine's store of it was taken for one more. */
-static void doubt_block(struct serve *s, const struct evidence_check *c)
+static void doubt_block(struct workers *s, const struct evidence_check *c)
 {
     uint64_t names[BLOCKS_MAX];
     bool seen[BLOCKS_MAX];
@@ -518,7 +520,7 @@ static void begin_anew_locked(struct evidence *e, struct kvr_worker worker)
 }
 
 /* Is it a view of ours that can be judged? */
-static bool is_judged_locked(struct serve *s, const struct evidence_check *c)
+static bool is_judged_locked(struct workers *s, const struct evidence_check *c)
 {
     const struct worker *w = worker_find_locked(s, c->watch.worker.worker_id);
     return w && w->partition == c->partition && (w->has_events || s->feed || s->durable);
@@ -545,7 +547,7 @@ static void doubt_tiers(const struct evidence_check *c)
 }
 
 /* Returns: whether the check is over. */
-static bool look(struct serve *s, const struct statuses *st, struct evidence_check *c, int which)
+static bool look(struct workers *s, const struct statuses *st, struct evidence_check *c, int which)
 {
     char text[160] = ""; /* fits struct kvr_view_status */
     bool over = true, changed = false;
@@ -575,14 +577,14 @@ static bool look(struct serve *s, const struct statuses *st, struct evidence_che
     if (doubt) begin_anew_locked(s->evidence, c->watch.worker);
     kvr_unlock(&s->evidence->lock);
     kvr_unlock(&s->lock);
-    if (unlike && s->hooks.tokens_doubted) s->hooks.tokens_doubted(s, c->made_for);
+    if (unlike && s->hooks.tokens_doubted) s->hooks.tokens_doubted(s->hooks.ctx, c->made_for);
     if (which && fell_short(c, view)) doubt_block(s, c);
     if (doubt) kvr_ingest_doubt_copies(s->ingest, c->watch.worker, NULL);
     else if (changed) kvr_ingest_set_evidence(s->ingest, c->watch.worker, text);
     return over;
 }
 
-static struct evidence_check *take_due(struct serve *s, int which)
+static struct evidence_check *take_due(struct workers *s, int which)
 {
     kvr_lock(&s->evidence->lock);
     struct queue *q = &s->evidence->looks[which];
@@ -591,7 +593,7 @@ static struct evidence_check *take_due(struct serve *s, int which)
     return c;
 }
 
-void evidence_tick(struct serve *s)
+void evidence_tick(struct workers *s)
 {
     struct evidence *e = s->evidence;
     struct evidence_check *c;
@@ -613,7 +615,7 @@ void evidence_tick(struct serve *s)
 
 static const char *const outcome_names[OUTCOMES] = {"fine", "missing", "stale"};
 
-void evidence_write(struct serve *s, struct kvr_buf *b, struct kvr_worker worker)
+void evidence_write(struct workers *s, struct kvr_buf *b, struct kvr_worker worker)
 {
     struct rank_evidence none = {0}, *r = NULL;
     if (s->evidence) kvr_lock(&s->evidence->lock);
@@ -644,7 +646,7 @@ static bool length_of(struct evidence *e, size_t at, struct length_row *out)
     return is;
 }
 
-void evidence_metrics(struct serve *s, struct kvr_prom_page *b)
+void evidence_metrics(struct workers *s, struct kvr_prom_page *b)
 {
 #define REASON_TEXT(name, text) text,
     static const char *const reasons[] = {REASONS(REASON_TEXT)};

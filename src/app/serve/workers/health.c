@@ -3,7 +3,9 @@
  * Active health checks, on the main loop: GET /health of every worker each interval, and GET /v1/models of those that
  * are up. A worker that refuses connections to a request is checked at once.
  */
-#include "app/serve/state.h"
+#include "app/serve/workers/room.h"
+#include "app/serve/workers/health.h"
+#include "app/serve/workers/worker_key.h"
 
 #include <string.h>
 
@@ -11,7 +13,7 @@ enum { MODELS_BODY_MAX = 1 << 20, URGENT_MAX = 256 };
 
 struct check {
     struct check *next;
-    struct serve *serve;
+    struct workers *workers;
     uint64_t id;
     struct kvr_endpoint endpoint;
     struct kvr_http_call *call;
@@ -48,7 +50,7 @@ void health_destroy(struct health_checks *h)
     free(h);
 }
 
-static struct check *check_start(struct serve *s, uint64_t id, const struct kvr_endpoint *e, const char *key, bool models);
+static struct check *check_start(struct workers *s, uint64_t id, const struct kvr_endpoint *e, const char *key, bool models);
 
 static void on_check_closed(uv_handle_t *h)
 {
@@ -59,7 +61,7 @@ static void on_check_closed(uv_handle_t *h)
 
 static void check_end(struct check *k)
 {
-    struct check **p = &k->serve->health_checks->checks;
+    struct check **p = &k->workers->health_checks->checks;
     if (k->ended) return;
     k->ended = true;
     while (*p != k) p = &(*p)->next;
@@ -106,14 +108,14 @@ static void note_left_out(const struct check *k, const struct listed *l)
     char text[160];
     snprintf(text, sizeof text, "%zu of %zu models are not served: at most %d, with names of at most %d bytes, are taken", l->all - l->n,
              l->all, MODELS_MAX, MODEL_MAX - 1);
-    worker_models_note(k->serve, k->id, text);
+    worker_models_note(k->workers, k->id, text);
 }
 
 static void read_models(struct check *k)
 {
-    struct serve *s = k->serve;
+    struct workers *s = k->workers;
     struct kvr_json root;
-    if (k->cut || kvr_json_parse(s->json, k->body.data ? k->body.data : "", k->body.len, &root, NULL)) {
+    if (k->cut || kvr_json_parse(s->process->json, k->body.data ? k->body.data : "", k->body.len, &root, NULL)) {
         worker_models_note(s, k->id, k->cut ? "the answer is longer than 1 MiB and is not read" : "the answer is not JSON");
         return;
     }
@@ -160,7 +162,7 @@ static void judge(struct check *k, const char *why)
     char status[80];
     if (k->models) {
         if (!why && k->status == 200) read_models(k);
-        else if (!why) worker_models_refused(k->serve, k->id, k->status);
+        else if (!why) worker_models_refused(k->workers, k->id, k->status);
         check_end(k);
         return;
     }
@@ -169,8 +171,8 @@ static void judge(struct check *k, const char *why)
         why = status;
     }
     drop_older(k);
-    worker_set_health(k->serve, k->id, why ? HEALTH_DOWN : HEALTH_UP, why);
-    if (!why) check_start(k->serve, k->id, &k->endpoint, k->key, true);
+    worker_set_health(k->workers, k->id, why ? HEALTH_DOWN : HEALTH_UP, why);
+    if (!why) check_start(k->workers, k->id, &k->endpoint, k->key, true);
     check_end(k);
 }
 
@@ -202,12 +204,12 @@ static void on_timeout(uv_timer_t *t)
 static const struct kvr_http_call_handler check_handler = {on_head, on_body, on_done, on_failed};
 
 /* NULL: out of memory. */
-static struct check *check_start(struct serve *s, uint64_t id, const struct kvr_endpoint *e, const char *key, bool models)
+static struct check *check_start(struct workers *s, uint64_t id, const struct kvr_endpoint *e, const char *key, bool models)
 {
     struct kvr_buf head = {0};
     struct check *k = calloc(1, sizeof *k);
     if (!k) return NULL;
-    k->serve = s;
+    k->workers = s;
     k->id = id;
     k->endpoint = *e;
     k->models = models;
@@ -221,11 +223,11 @@ static struct check *check_start(struct serve *s, uint64_t id, const struct kvr_
                                       .connect_timeout_s = s->o->connect_timeout,
                                       .handler = &check_handler,
                                       .ctx = k};
-    uv_timer_init(&s->main_loop, &k->timeout);
+    uv_timer_init(&s->process->main_loop, &k->timeout);
     k->timeout.data = k;
     k->next = s->health_checks->checks;
     s->health_checks->checks = k;
-    k->call = head.failed ? NULL : kvr_http_call_start(s->health_client, &cc);
+    k->call = head.failed ? NULL : kvr_http_call_start(s->process->client, &cc);
     kvr_buf_free(&head);
     if (!k->call) {
         check_end(k);
@@ -235,7 +237,7 @@ static struct check *check_start(struct serve *s, uint64_t id, const struct kvr_
     return k;
 }
 
-bool health_ask_models(struct serve *s, uint64_t worker_id, void (*over)(void *ctx), void *ctx)
+bool health_ask_models(struct workers *s, uint64_t worker_id, void (*over)(void *ctx), void *ctx)
 {
     kvr_lock(&s->lock);
     const struct worker *w = worker_find_locked(s, worker_id);
@@ -247,7 +249,7 @@ bool health_ask_models(struct serve *s, uint64_t worker_id, void (*over)(void *c
     return true;
 }
 
-static void check_all(struct serve *s, const uint64_t *only, size_t only_n)
+static void check_all(struct workers *s, const uint64_t *only, size_t only_n)
 {
     struct target {
         uint64_t id;
@@ -271,7 +273,7 @@ static void check_all(struct serve *s, const uint64_t *only, size_t only_n)
 /* Of all workers, so also of those that are to be looked at at once. */
 static void on_interval(uv_timer_t *t)
 {
-    struct serve *s = t->data;
+    struct workers *s = t->data;
     struct health_checks *h = s->health_checks;
     kvr_lock(&h->lock);
     h->n = 0;
@@ -281,7 +283,7 @@ static void on_interval(uv_timer_t *t)
 
 static void on_urgent(uv_async_t *a)
 {
-    struct serve *s = a->data;
+    struct workers *s = a->data;
     struct health_checks *h = s->health_checks;
     uint64_t ids[URGENT_MAX];
     kvr_lock(&h->lock);
@@ -292,7 +294,7 @@ static void on_urgent(uv_async_t *a)
     if (n) check_all(s, ids, n);
 }
 
-void health_check_now(struct serve *s, uint64_t id)
+void health_check_now(struct workers *s, uint64_t id)
 {
     struct health_checks *h = s->health_checks;
     kvr_lock(&h->lock);
@@ -303,13 +305,13 @@ void health_check_now(struct serve *s, uint64_t id)
     kvr_unlock(&h->lock);
 }
 
-int health_start(struct serve *s)
+int health_start(struct workers *s)
 {
     struct health_checks *h = s->health_checks;
-    int rc = kvr_http_client_create(&s->main_loop, 3, &s->health_client);
+    int rc = kvr_http_client_create(&s->process->main_loop, 3, &s->process->client);
     if (rc) return rc;
-    uv_timer_init(&s->main_loop, &h->timer);
-    uv_async_init(&s->main_loop, &h->urgent, on_urgent);
+    uv_timer_init(&s->process->main_loop, &h->timer);
+    uv_async_init(&s->process->main_loop, &h->urgent, on_urgent);
     h->timer.data = h->urgent.data = s;
     kvr_lock(&h->lock);
     h->running = true;
@@ -318,7 +320,7 @@ int health_start(struct serve *s)
     return 0;
 }
 
-void health_stop(struct serve *s)
+void health_stop(struct workers *s)
 {
     struct health_checks *h = s->health_checks;
     kvr_lock(&h->lock);
@@ -334,5 +336,5 @@ void health_stop(struct serve *s)
         k->call = NULL;
         check_end(k);
     }
-    kvr_http_client_close(s->health_client);
+    kvr_http_client_close(s->process->client);
 }

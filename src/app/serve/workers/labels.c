@@ -10,11 +10,13 @@
  *
  * Threads: any. A lock of its own, a leaf; the roster says which model is known, before it is taken.
  */
-#include "app/serve/state.h"
+#include "app/serve/workers/room.h"
 
 #include <string.h>
 
 #include "wire/prom_page.h"
+#include "app/serve/workers/labels.h"
+#include "app/serve/workers/roster.h"
 
 enum { SERIES_MAX = 64 };
 
@@ -110,7 +112,7 @@ static enum status_class class_of(int status)
 }
 
 /* Of requests that name no model: what the worker serves. */
-static void name_of(struct serve *s, uint64_t id, char name[MODEL_MAX])
+static void name_of(struct workers *s, uint64_t id, char name[MODEL_MAX])
 {
     kvr_lock(&s->lock);
     const struct worker *w = worker_find_locked(s, id);
@@ -119,7 +121,7 @@ static void name_of(struct serve *s, uint64_t id, char name[MODEL_MAX])
 }
 
 /* A model has its name when the worker is known to serve it, by its entry or its engine's list: not by what clients say. */
-static void label_of(struct serve *s, const uint64_t *id, const char *model, char name[MODEL_MAX])
+static void label_of(struct workers *s, const uint64_t *id, const char *model, char name[MODEL_MAX])
 {
     snprintf(name, MODEL_MAX, "other");
     if (id && !model[0]) name_of(s, *id, name);
@@ -150,10 +152,10 @@ static struct series **list_of(struct labels *l, const uint64_t *id)
     return k ? &k->first : &l->none;
 }
 
-static struct series *find_locked(struct serve *s, const uint64_t *id, const char *label)
+static struct series *find_locked(struct workers *s, const uint64_t *id, const char *label)
 {
     struct series *found = series_of(list_of(s->labels, id), label);
-    if (!found) atomic_fetch_add_explicit(&s->metrics.uncounted_total, 1, memory_order_relaxed);
+    if (!found) atomic_fetch_add_explicit(&s->counters.uncounted_total, 1, memory_order_relaxed);
     return found;
 }
 
@@ -176,7 +178,7 @@ static void add_tokens(struct label_tokens *to, const struct label_tokens *more)
 }
 
 /* Adds to the series of a request; w NULL: no worker had it. A worker that was replaced meanwhile has its successor's. */
-static void count(struct serve *s, const struct worker *w, const char *model, const struct series *more)
+static void count(struct workers *s, const struct worker *w, const char *model, const struct series *more)
 {
     char label[MODEL_MAX];
     const uint64_t *id = w && is_registered(s->labels, w->id) ? &w->id : NULL;
@@ -188,14 +190,14 @@ static void count(struct serve *s, const struct worker *w, const char *model, co
     kvr_unlock(&s->labels->lock);
 }
 
-void labels_request(struct serve *s, const struct worker *w, const char *model, int status)
+void labels_request(struct workers *s, const struct worker *w, const char *model, int status)
 {
     struct series one = {0};
     one.requests[class_of(status)] = 1;
     count(s, w, model, &one);
 }
 
-void labels_tokens(struct serve *s, const struct worker *w, const char *model, const struct label_tokens *more)
+void labels_tokens(struct workers *s, const struct worker *w, const char *model, const struct label_tokens *more)
 {
     count(s, w, model, &(struct series){.tokens = *more});
 }
@@ -242,7 +244,7 @@ static void put_list(struct labels *l, struct kvr_prom_page *b, const struct wor
     kvr_unlock(&l->lock);
 }
 
-void labels_metrics(struct serve *s, struct kvr_prom_page *b)
+void labels_metrics(struct workers *s, struct kvr_prom_page *b)
 {
     static const struct {
         const char *name, *help;

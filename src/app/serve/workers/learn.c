@@ -19,8 +19,11 @@
 #include <stdarg.h>
 #include <string.h>
 
-#include "app/serve/state.h"
+#include "app/serve/workers/room.h"
 #include "base/log.h"
+#include "app/serve/common/clock.h"
+#include "app/serve/workers/learn.h"
+#include "app/serve/workers/roster.h"
 
 /* ---- notes -------------------------------------------------------------------------------------------------------- */
 
@@ -67,7 +70,7 @@ static void learn_sizes(struct worker *w, const struct kvr_engine_facts *f)
 }
 
 /* Requests go to the workers of one size. */
-static void note_other_size_locked(const struct serve *s, struct worker *w)
+static void note_other_size_locked(const struct workers *s, struct worker *w)
 {
     for (const struct worker *o = s->workers; o; o = o->next)
         if (o->id != w->id && o->block_size_known && o->block_size != w->block_size && !strcmp(o->model, w->model) &&
@@ -210,7 +213,7 @@ static void describe(struct worker *w, const struct kvr_engine_facts *f)
     kvr_buf_free(&b);
 }
 
-static void apply(const struct serve *s, struct worker *w, const struct kvr_engine_facts *f)
+static void apply(const struct workers *s, struct worker *w, const struct kvr_engine_facts *f)
 {
     struct learnt *l = &w->learnt;
     l->notes_n = 0;
@@ -256,7 +259,7 @@ struct change {
 };
 
 /* Returns: whether the worker has to be added anew with what is in k->now. */
-static bool work_out_locked(struct serve *s, struct worker *w, const struct kvr_engine_facts *f, struct change *k)
+static bool work_out_locked(struct workers *s, struct worker *w, const struct kvr_engine_facts *f, struct change *k)
 {
     struct worker *now = &k->now.w;
     worker_copy_locked(&k->before, w);
@@ -277,7 +280,7 @@ static bool work_out_locked(struct serve *s, struct worker *w, const struct kvr_
     return anew;
 }
 
-static void add_anew(struct serve *s, struct worker *now)
+static void add_anew(struct workers *s, struct worker *now)
 {
     char err[256];
     if (worker_add(s, now, err, sizeof err) == 0) return;
@@ -290,7 +293,7 @@ static void add_anew(struct serve *s, struct worker *now)
 }
 
 /* Nobody else changes the table: all who do run on the main loop. Without memory the engine is asked again. */
-static void change(struct serve *s, uint64_t id, const struct kvr_engine_facts *f)
+static void change(struct workers *s, uint64_t id, const struct kvr_engine_facts *f)
 {
     struct change *k = malloc(sizeof *k);
     kvr_lock(&s->lock);
@@ -306,12 +309,12 @@ static void change(struct serve *s, uint64_t id, const struct kvr_engine_facts *
     free(k);
 }
 
-void learn(struct serve *s, uint64_t id, const struct kvr_engine_facts *f)
+void learn(struct workers *s, uint64_t id, const struct kvr_engine_facts *f)
 {
     change(s, id, f);
 }
 
-void learn_nothing(struct serve *s, uint64_t id)
+void learn_nothing(struct workers *s, uint64_t id)
 {
     change(s, id, NULL);
 }

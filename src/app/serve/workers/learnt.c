@@ -1,30 +1,32 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Around what an engine says of itself: whether it is asked, what its worker begins with until it has answered, what /workers shows of the
  * answer. What is made of an answer is in learn.c. */
-#include "app/serve/state.h"
+#include "app/serve/workers/room.h"
 
 #include <string.h>
 
 #include "base/log.h"
+#include "app/serve/common/clock.h"
+#include "app/serve/workers/learn.h"
 
-bool learns_events(const struct serve *s)
+bool learns_events(const struct workers *s)
 {
     return s->ingest && s->o->plane.plane == KVR_PLANE_ZMQ;
 }
 
-bool learns(const struct serve *s, const struct worker *w)
+bool learns(const struct workers *s, const struct worker *w)
 {
     return s->o->ask_engines && !s->o->select_only && w->url[0];
 }
 
-uint32_t worker_block_size(const struct serve *s, const struct worker *w)
+uint32_t worker_block_size(const struct workers *s, const struct worker *w)
 {
     for (const struct worker *o = s->workers; o; o = o->next)
         if (o->id != w->id && o->block_size_known && !strcmp(o->model, w->model) && !strcmp(o->group, w->group)) return o->block_size;
     return s->o->block_size ? (uint32_t)s->o->block_size : BLOCK_SIZE_DEFAULT;
 }
 
-void learn_begin(const struct serve *s, struct worker *w)
+void learn_begin(const struct workers *s, struct worker *w)
 {
     w->learnt = (struct learnt){.since_ms = now_ms()};
     w->misplaced = false;

@@ -2,9 +2,10 @@
 /* Pairs that have missed each other: workers/missed.h. */
 #include "app/serve/workers/missed.h"
 
-#include "app/serve/state.h"
+#include "app/serve/workers/room.h"
+#include "app/serve/common/clock.h"
 
-void missed_note(struct serve *s, uint64_t prefill, uint64_t decode)
+void missed_note(struct workers *s, uint64_t prefill, uint64_t decode)
 {
     struct missed_pairs *m = &s->missed;
     size_t at = 0;
@@ -21,10 +22,10 @@ void missed_note(struct serve *s, uint64_t prefill, uint64_t decode)
     m->pairs[at].until_ms = until;
     atomic_store(&m->last_ms, until);
     kvr_unlock(&s->lock);
-    atomic_fetch_add(&s->metrics.disagg_rendezvous_missed_total, 1);
+    atomic_fetch_add(&s->counters.disagg_rendezvous_missed_total, 1);
 }
 
-size_t missed_by(struct serve *s, uint64_t prefill, uint64_t *out)
+size_t missed_by(struct workers *s, uint64_t prefill, uint64_t *out)
 {
     struct missed_pairs *m = &s->missed;
     uint64_t now = now_ms();
@@ -37,10 +38,10 @@ size_t missed_by(struct serve *s, uint64_t prefill, uint64_t *out)
     return n;
 }
 
-void missed_tick(struct serve *s)
+void missed_tick(struct workers *s)
 {
     uint64_t last = atomic_load(&s->missed.last_ms);
     if (s->missed.told_ms == last || last > now_ms()) return;
     s->missed.told_ms = last;
-    s->hooks.may_route(s);
+    s->hooks.may_route(s->hooks.ctx);
 }

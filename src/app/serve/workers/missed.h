@@ -16,7 +16,7 @@
 
 enum { MISSED_MAX = 64 };
 
-struct serve;
+struct workers;
 
 struct missed_pairs {
     struct {
@@ -26,10 +26,10 @@ struct missed_pairs {
     uint64_t told_ms;         /* main loop's: of these, those that waiting requests were told of */
 };
 
-void missed_note(struct serve *s, uint64_t prefill, uint64_t decode);
+void missed_note(struct workers *s, uint64_t prefill, uint64_t decode);
 /* Decode workers that are not to be put together with that prefill worker now. Returns: how many. */
-size_t missed_by(struct serve *s, uint64_t prefill, uint64_t *out); /* out: MISSED_MAX of them */
+size_t missed_by(struct workers *s, uint64_t prefill, uint64_t *out); /* out: MISSED_MAX of them */
 /* Main loop: requests that wait because of it are looked at again when its time is over. */
-void missed_tick(struct serve *s);
+void missed_tick(struct workers *s);
 
 #endif

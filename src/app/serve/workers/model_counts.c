@@ -8,12 +8,14 @@
  * Entries are only ever added, at the list's head, and freed with the process, so a request may keep a pointer to its own, and whoever has
  * read the head under the lock may walk from there without it.
  */
-#include "app/serve/state.h"
+#include "app/serve/workers/room.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "wire/prom_page.h"
+#include "app/serve/workers/model_counts.h"
+#include "app/serve/workers/roster.h"
 
 struct model_table {
     struct kvr_lock lock; /* a leaf: the roster is asked before */
@@ -85,7 +87,7 @@ static struct model_counts *add(struct model_table *t, const char *model)
     return found;
 }
 
-static bool is_known(struct serve *s, const char *model)
+static bool is_known(struct workers *s, const char *model)
 {
     const struct roster_row *row = roster_hold(s, model);
     bool known = row && row->knowers_n > 0;
@@ -93,7 +95,7 @@ static bool is_known(struct serve *s, const char *model)
     return known;
 }
 
-struct model_counts *model_counts_of(struct serve *s, const char *model)
+struct model_counts *model_counts_of(struct workers *s, const char *model)
 {
     struct model_table *t = s->model_counts;
     bool full;
@@ -101,11 +103,11 @@ struct model_counts *model_counts_of(struct serve *s, const char *model)
     if (found) return found;
     if (!model[0] || strcmp(model, "other") == 0 || !is_known(s, model)) return &t->other;
     if (!full && (found = add(t, model))) return found;
-    atomic_fetch_add_explicit(&s->metrics.model_names_left_out_total, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&s->counters.model_names_left_out_total, 1, memory_order_relaxed);
     return &t->other;
 }
 
-void model_counts_foresee(struct serve *s)
+void model_counts_foresee(struct workers *s)
 {
     char name[MODEL_MAX], before[MODEL_MAX] = "";
     bool full;
@@ -120,7 +122,7 @@ void model_counts_foresee(struct serve *s)
     }
 }
 
-void model_counts_each(struct serve *s, void (*fn)(void *ctx, const struct model_counts *m), void *ctx)
+void model_counts_each(struct workers *s, void (*fn)(void *ctx, const struct model_counts *m), void *ctx)
 {
     bool full;
     fn(ctx, &s->model_counts->other);
@@ -142,7 +144,7 @@ static void put_time(void *ctx, const struct model_counts *m)
     kvr_prom_put_histogram(r->page, KVR_PROM_PAIRS(MODEL_OF(m)), (const struct kvr_histogram *)(const void *)((const char *)m + r->at));
 }
 
-static void put_gauge(void *ctx, const struct model_counts *m)
+static void put_running(void *ctx, const struct model_counts *m)
 {
     const struct row *r = ctx;
     int64_t v = atomic_load_explicit((const _Atomic int64_t *)(const void *)((const char *)m + r->at), memory_order_relaxed);
@@ -168,7 +170,7 @@ static void put_ends(void *ctx, const struct model_counts *m)
                          atomic_load_explicit(&m->ends[i], memory_order_relaxed));
 }
 
-void model_counts_metrics(struct serve *s, struct kvr_prom_page *b)
+void model_counts_metrics(struct workers *s, struct kvr_prom_page *b)
 {
     model_counts_foresee(s);
 #define PUT(field, name, start, factor, n, help)                                                                                           \
@@ -180,9 +182,9 @@ void model_counts_metrics(struct serve *s, struct kvr_prom_page *b)
                     "From the question for a prompt's tokens to their being there, by who has made them; what the cache had is left out");
     model_counts_each(s, put_tokenize, b);
     kvr_prom_family(b, "kvroute_", "requests_running", "gauge", "Requests that a worker computes or answers");
-    model_counts_each(s, put_gauge, &(struct row){b, offsetof(struct model_counts, running)});
+    model_counts_each(s, put_running, &(struct row){b, offsetof(struct model_counts, running)});
     kvr_prom_family(b, "kvroute_", "requests_waiting", "gauge", "Requests that have been read and not been sent: for tokens, in the queue");
-    model_counts_each(s, put_gauge, &(struct row){b, offsetof(struct model_counts, waiting)});
+    model_counts_each(s, put_running, &(struct row){b, offsetof(struct model_counts, waiting)});
     kvr_prom_family(
         b, "kvroute_", "request_ends_total", "counter",
         "Requests by how they ended: whole answers by their finish_reason (untold: none was seen), errors that a worker answered, "

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* GET /v1/models: the union over workers of what they list and of model=. Of a model that several list the first worker's entry is shown.
  */
-#include "app/serve/state.h"
+#include "app/serve/workers/room.h"
+#include "app/serve/workers/models.h"
+#include "app/serve/workers/roster.h"
 
 #include <string.h>
 
@@ -50,7 +52,7 @@ static void write_entry(const struct model_entry *m, struct kvr_buf *out)
     kvr_json_close(out, '}');
 }
 
-static size_t add_models_locked(const struct serve *s, const struct worker *w, struct model_entry *seen, size_t n)
+static size_t add_models_locked(const struct workers *s, const struct worker *w, struct model_entry *seen, size_t n)
 {
     const char *named = w->model[0] ? w->model : s->o->model;
     for (size_t i = 0; i < w->models_n + (named ? 1 : 0); i++) {
@@ -67,7 +69,7 @@ static size_t add_models_locked(const struct serve *s, const struct worker *w, s
 
 /* All there are, copied: at most MODELS_MAX. Any thread: the roster holds the workers, and the lock is taken for one of them at a time.
  * NULL without memory. */
-static struct model_entry *collect(struct serve *s, size_t *count)
+static struct model_entry *collect(struct workers *s, size_t *count)
 {
     struct model_entry *seen = calloc(MODELS_MAX, sizeof *seen);
     const struct roster_row *row = roster_hold(s, "");
@@ -105,7 +107,7 @@ static bool alias_entry(const struct model_alias *a, const struct model_entry *l
     return true;
 }
 
-void models_write(struct serve *s, struct kvr_buf *out, struct models_seen seen, const struct model_alias *aliases, size_t aliases_n)
+void models_write(struct workers *s, struct kvr_buf *out, struct models_seen seen, const struct model_alias *aliases, size_t aliases_n)
 {
     size_t n;
     struct model_entry *list = collect(s, &n), entry;
@@ -123,7 +125,7 @@ void models_write(struct serve *s, struct kvr_buf *out, struct models_seen seen,
     free(list);
 }
 
-bool models_write_one(struct serve *s, struct kvr_buf *out, const char *id, const struct model_alias *aliases, size_t aliases_n)
+bool models_write_one(struct workers *s, struct kvr_buf *out, const char *id, const struct model_alias *aliases, size_t aliases_n)
 {
     size_t n;
     struct model_entry *list = collect(s, &n), entry;

@@ -7,7 +7,7 @@
 #include "base/buf.h"
 #include "net/http/http.h"
 
-struct serve;
+struct workers;
 
 bool models_id_of_path(struct kvr_text path, char id[MODEL_MAX]); /* percent-decoded; false: no model's */
 /* A name that clients may use for a model; it is listed when that one is, as its `root`. */
@@ -21,8 +21,8 @@ struct models_seen {
     const void *ctx;
 };
 
-void models_write(struct serve *s, struct kvr_buf *out, struct models_seen seen, const struct model_alias *aliases, size_t n);
+void models_write(struct workers *s, struct kvr_buf *out, struct models_seen seen, const struct model_alias *aliases, size_t n);
 /* false: nobody lists it */
-bool models_write_one(struct serve *s, struct kvr_buf *out, const char *id, const struct model_alias *aliases, size_t n);
+bool models_write_one(struct workers *s, struct kvr_buf *out, const char *id, const struct model_alias *aliases, size_t n);
 
 #endif

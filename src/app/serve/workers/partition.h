@@ -17,7 +17,7 @@
 #include "wire/handoff_protocol.h"
 
 struct policy_profile;
-struct serve;
+struct workers;
 struct worker;
 
 #define PREFILL_GROUP "prefill" /* of a partition of prefill workers: its name on serve, what ends it on select */
@@ -32,7 +32,8 @@ struct partition {
     struct kvr_index *index;     /* NULL when the overlap credit is 0 */
     struct kvr_index *predicted; /* --router-predicted-ttl-secs */
     struct kvr_router *router;
-    struct serve *serve;
+    struct workers *workers;
+    void *listener;          /* workers_set_listener */
     uint64_t number;         /* of this partition, for other routers */
     struct kvr_buf sync_buf; /* replicas.c; under the router's lock */
 };
@@ -47,9 +48,9 @@ struct ctx_list {
 };
 
 /* The partition, made if need be; NULL with the reason in err. */
-struct partition *partition_get_locked(struct serve *s, const struct worker *w, char *err, size_t cap);
+struct partition *partition_get_locked(struct workers *s, const struct worker *w, char *err, size_t cap);
 /* The partition of a model and a group ("": any on serve, "default" on select), or NULL. */
-struct partition *partition_find_locked(struct serve *s, const char *model, const char *group);
+struct partition *partition_find_locked(struct workers *s, const char *model, const char *group);
 /* What a worker does of a request: all of it, the prompt, what follows. */
 enum worker_part { PART_WHOLE, PART_PREFILL, PART_DECODE };
 
@@ -62,14 +63,16 @@ struct part_scope {
 };
 /* The partition of those who may: the one that the first of them is in, NULL without any. Into ids[workers_n]: those there, *n of them;
  * *up: one of them may be chosen now. */
-struct partition *partition_of_part_locked(struct serve *s, const struct part_scope *scope, uint64_t *ids, size_t *n, bool *up);
+struct partition *partition_of_part_locked(struct workers *s, const struct part_scope *scope, uint64_t *ids, size_t *n, bool *up);
 /* Its workers of that model and group into ids[workers_n]; *all: that is all it has. */
-size_t partition_scope_locked(struct serve *s, const struct partition *partition, const char *model, const char *group, uint64_t *ids,
+size_t partition_scope_locked(struct workers *s, const struct partition *partition, const char *model, const char *group, uint64_t *ids,
                               bool *all);
-void partitions_destroy(struct serve *s);
-/* Queues get their classes from these instead of s->profiles. Returns: 0, or -1 without memory: all is as before, or nearly. */
-int partitions_set_policies(struct serve *s, const struct policy_profile *profiles, size_t n);
-void partitions_tick(struct serve *s); /* main loop: expiry, decay */
+void partitions_destroy(struct workers *s);
+/* Queues get their classes from these from now on, which stay the caller's. Main loop. Returns: 0, or -1 without memory: all is as before,
+ * or nearly. */
+int partitions_set_policies(struct workers *s, const struct policy_profile *profiles, size_t n);
+const struct policy_profile *partitions_policies(const struct workers *s, size_t *n); /* main loop */
+void partitions_tick(struct workers *s); /* main loop: expiry, decay */
 /* The thread's context for a partition, made at first use; NULL when memory is short. */
 struct kvr_router_ctx *ctx_get(struct ctx_list *list, struct partition *partition);
 void ctx_list_free(struct ctx_list *list);

@@ -7,7 +7,8 @@
  * block size; only a model with queue classes of its own has one to itself. On both, workers that prefill for others are
  * apart from those that answer: a request may have a place in both.
  */
-#include "app/serve/state.h"
+#include "app/serve/workers/room.h"
+#include "app/serve/common/clock.h"
 
 #include <string.h>
 
@@ -20,7 +21,7 @@ static void partition_free(struct partition *p)
     free(p);
 }
 
-static int make_indexes(struct serve *s, struct partition *partition)
+static int make_indexes(struct workers *s, struct partition *partition)
 {
     const struct serve_options *o = s->o;
     struct kvr_index_config ic = {.bytes_max = o->index_max_bytes,
@@ -59,7 +60,7 @@ static void policy_of(const struct serve_options *o, const struct policy_profile
     out->classes[0].ageing_ns = (uint64_t)(o->queue_ageing * 1e9);
 }
 
-static void configure(const struct serve *s, struct partition *partition, const struct kvr_policy *policy, struct kvr_router_config *rc)
+static void configure(const struct workers *s, struct partition *partition, const struct kvr_policy *policy, struct kvr_router_config *rc)
 {
     const struct serve_options *o = s->o;
     kvr_router_config_init(rc);
@@ -84,10 +85,11 @@ static void configure(const struct serve *s, struct partition *partition, const 
     rc->track_active_blocks = o->track_active_blocks && !partition->prefills;
     rc->assume_kv_reuse = o->assume_kv_reuse;
     rc->record_decisions = !o->kv_events && partition->index;
-    rc->seed = o->seed ? o->seed : s->salt;
+    rc->seed = o->seed ? o->seed : s->process->salt;
     rc->policy = policy;
     rc->hook = s->hooks.booked;
     rc->hook_ctx = partition;
+    partition->listener = s->listener;
     rc->busy = (struct kvr_busy_thresholds){o->busy_decode_blocks, o->busy_prefill_tokens, o->busy_prefill_frac};
 }
 
@@ -96,7 +98,7 @@ static bool same_name(const char *a, const char *b)
     return !strcmp(*a ? a : "default", *b ? b : "default");
 }
 
-static bool in_scope(const struct serve *s, const struct worker *w, const char *model, const char *group)
+static bool in_scope(const struct workers *s, const struct worker *w, const char *model, const char *group)
 {
     bool lora;
     if (s->o->select_only) return same_name(w->model, model) && same_name(w->group, group);
@@ -105,14 +107,14 @@ static bool in_scope(const struct serve *s, const struct worker *w, const char *
 }
 
 /* Of select, which keeps partitions whose workers are gone, until others need their places. */
-static struct partition *find_named_locked(struct serve *s, const char *model, const char *group)
+static struct partition *find_named_locked(struct workers *s, const char *model, const char *group)
 {
     for (struct partition *p = s->partitions; p; p = p->next)
         if (!p->prefills && same_name(p->model, model) && same_name(p->group, group)) return p;
     return NULL;
 }
 
-struct partition *partition_find_locked(struct serve *s, const char *model, const char *group)
+struct partition *partition_find_locked(struct workers *s, const char *model, const char *group)
 {
     struct partition *prefills = NULL, *named = s->o->select_only ? find_named_locked(s, model, group) : NULL;
     for (const struct worker *w = s->workers; w && !named; w = w->next) {
@@ -133,7 +135,7 @@ static bool does_part(const struct worker *w, const struct part_scope *scope)
     }
 }
 
-struct partition *partition_of_part_locked(struct serve *s, const struct part_scope *scope, uint64_t *ids, size_t *n, bool *up)
+struct partition *partition_of_part_locked(struct workers *s, const struct part_scope *scope, uint64_t *ids, size_t *n, bool *up)
 {
     struct partition *partition = NULL;
     uint64_t now = now_ms();
@@ -149,7 +151,7 @@ struct partition *partition_of_part_locked(struct serve *s, const struct part_sc
     return partition;
 }
 
-size_t partition_scope_locked(struct serve *s, const struct partition *partition, const char *model, const char *group, uint64_t *ids,
+size_t partition_scope_locked(struct workers *s, const struct partition *partition, const char *model, const char *group, uint64_t *ids,
                               bool *all)
 {
     size_t n = 0;
@@ -162,7 +164,7 @@ size_t partition_scope_locked(struct serve *s, const struct partition *partition
     return n;
 }
 
-static bool has_profile(const struct serve *s, const char *model)
+static bool has_profile(const struct workers *s, const char *model)
 {
     for (size_t i = 0; i < s->profiles_n; i++)
         if (s->profiles[i].model[0] && !strcmp(s->profiles[i].model, model)) return true;
@@ -170,7 +172,7 @@ static bool has_profile(const struct serve *s, const char *model)
 }
 
 /* Of a partition: other routers know it by that. */
-static void name_group(const struct serve *s, const struct worker *w, char *out, size_t cap)
+static void name_group(const struct workers *s, const struct worker *w, char *out, size_t cap)
 {
     bool prefills = w->role == ROLE_PREFILL;
     if (!s->o->select_only) snprintf(out, cap, "%s", prefills ? PREFILL_GROUP : "default");
@@ -185,15 +187,15 @@ static void name_partition(struct partition *p, const char *model, const char *g
 }
 
 /* Without workers there are no bookings. */
-static bool is_idle(struct serve *s, const struct partition *p)
+static bool is_idle(struct workers *s, const struct partition *p)
 {
-    return kvr_router_loads(p->router, NULL, 0) == 0 && !s->hooks.partition_asked(s, p);
+    return kvr_router_loads(p->router, NULL, 0) == 0 && !s->hooks.partition_asked(s->hooks.ctx, p);
 }
 
 /* One that nobody needs, for another model and group: it stays where it is, so whoever has it may keep it, and its router and index are
  * empty. What a router is made for stays, so the block size and the kind have to be the same. On select only: on serve, requests of other
  * threads have partitions, and there are few, as block sizes tell them apart. Returns: NULL: there is none, or no memory. */
-static struct partition *reuse_locked(struct serve *s, const char *model, const char *group, uint32_t block_size, bool prefills)
+static struct partition *reuse_locked(struct workers *s, const char *model, const char *group, uint32_t block_size, bool prefills)
 {
     const struct serve_options *o = s->o;
     struct kvr_busy_thresholds busy = {o->busy_decode_blocks, o->busy_prefill_tokens, o->busy_prefill_frac};
@@ -209,7 +211,7 @@ static struct partition *reuse_locked(struct serve *s, const char *model, const 
     return p;
 }
 
-struct partition *partition_get_locked(struct serve *s, const struct worker *w, char *err, size_t cap)
+struct partition *partition_get_locked(struct workers *s, const struct worker *w, char *err, size_t cap)
 {
     bool prefills = w->role == ROLE_PREFILL;
     char group[sizeof((struct partition *)0)->group];
@@ -232,7 +234,7 @@ struct partition *partition_get_locked(struct serve *s, const struct worker *w, 
         partition->block_size = block_size;
         partition->number = n;
         partition->prefills = prefills;
-        partition->serve = s;
+        partition->workers = s;
         policy_of(s->o, s->profiles, s->profiles_n, model, policy);
         ok = make_indexes(s, partition) == 0;
     }
@@ -250,7 +252,7 @@ struct partition *partition_get_locked(struct serve *s, const struct worker *w, 
 }
 
 /* One for which there is no memory stays as it was, and so do those after it. */
-static const struct partition *set_policies(struct serve *s, const struct policy_profile *profiles, size_t n, struct kvr_policy *scratch)
+static const struct partition *set_policies(struct workers *s, const struct policy_profile *profiles, size_t n, struct kvr_policy *scratch)
 {
     for (const struct partition *p = s->partitions; p; p = p->next) {
         policy_of(s->o, profiles, n, p->model, scratch);
@@ -259,17 +261,31 @@ static const struct partition *set_policies(struct serve *s, const struct policy
     return NULL;
 }
 
-int partitions_set_policies(struct serve *s, const struct policy_profile *profiles, size_t n)
+int partitions_set_policies(struct workers *s, const struct policy_profile *profiles, size_t n)
 {
     struct kvr_policy *scratch = malloc(sizeof *scratch);
     if (!scratch) return -1;
     const struct partition *failed = set_policies(s, profiles, n, scratch);
     if (failed) (void)set_policies(s, s->profiles, s->profiles_n, scratch); /* as they were, as far as there is memory */
     free(scratch);
-    return failed ? -1 : 0;
+    if (failed) return -1;
+    s->profiles = profiles;
+    s->profiles_n = n;
+    return 0;
 }
 
-void partitions_tick(struct serve *s)
+const struct policy_profile *partitions_policies(const struct workers *s, size_t *n)
+{
+    *n = s->profiles_n;
+    return s->profiles;
+}
+
+struct partition *partitions_first(const struct workers *s)
+{
+    return s->partitions;
+}
+
+void partitions_tick(struct workers *s)
 {
     for (const struct partition *p = s->partitions; p; p = p->next) {
         if (p->index) kvr_index_expire(p->index);
@@ -278,7 +294,7 @@ void partitions_tick(struct serve *s)
     }
 }
 
-void partitions_destroy(struct serve *s)
+void partitions_destroy(struct workers *s)
 {
     while (s->partitions) {
         struct partition *p = s->partitions;

@@ -12,7 +12,8 @@
 #include <string.h>
 #include <kvroute/hash.h>
 
-#include "app/serve/state.h"
+#include "app/serve/workers/room.h"
+#include "app/serve/common/clock.h"
 
 enum { BUCKETS = 1024 };
 enum { ANY, UNKNOWN, FIRST_NAMED };
@@ -115,7 +116,7 @@ static bool add_name(struct roster *r, const char *model)
     return true;
 }
 
-static bool add_names_locked(struct roster *r, const struct serve *s)
+static bool add_names_locked(struct roster *r, const struct workers *s)
 {
     bool ok = !s->workers || add_name(r, s->o->model);
     for (const struct worker *w = s->workers; w && ok; w = w->next) {
@@ -182,7 +183,7 @@ static bool add_named(struct roster *r, const struct roster_server *server, cons
     return !row || (add_server(r, row, server, is_lora) && add_knower(row, server->worker));
 }
 
-static bool add_worker_locked(struct roster *r, const struct serve *s, struct worker *w)
+static bool add_worker_locked(struct roster *r, const struct workers *s, struct worker *w)
 {
     const char *configured = w->model[0] ? w->model : s->o->model;
     struct roster_server server = server_of(w);
@@ -240,7 +241,7 @@ static bool prefills(const struct roster_server *w, enum kvr_kv_protocol p)
     return w->partition->prefills && w->protocol == p;
 }
 
-static struct partition *most_used_locked(const struct serve *s, const size_t n[PARTITIONS_MAX])
+static struct partition *most_used_locked(const struct workers *s, const size_t n[PARTITIONS_MAX])
 {
     struct partition *best = NULL;
     for (struct partition *p = s->partitions; p; p = p->next)
@@ -249,7 +250,7 @@ static struct partition *most_used_locked(const struct serve *s, const size_t n[
 }
 
 /* all: workers of each partition. */
-static bool choose_locked(const struct serve *s, const struct roster_row *row, part_fn *is, enum kvr_kv_protocol protocol,
+static bool choose_locked(const struct workers *s, const struct roster_row *row, part_fn *is, enum kvr_kv_protocol protocol,
                           const size_t all[PARTITIONS_MAX], struct roster_choice *out)
 {
     size_t n[PARTITIONS_MAX];
@@ -273,7 +274,7 @@ static bool has_roles(const struct roster_row *row)
     return false;
 }
 
-static bool choose_by_role_locked(const struct serve *s, struct roster_row *row, const size_t all[PARTITIONS_MAX])
+static bool choose_by_role_locked(const struct workers *s, struct roster_row *row, const size_t all[PARTITIONS_MAX])
 {
     bool ok = choose_locked(s, row, takes_whole, 0, all, &row->whole);
     for (enum kvr_kv_protocol p = 0; ok && p < KVR_KV_PROTOCOLS; p++)
@@ -282,7 +283,7 @@ static bool choose_by_role_locked(const struct serve *s, struct roster_row *row,
     return ok;
 }
 
-static bool finish_locked(const struct serve *s, struct roster_row *row, const size_t all[PARTITIONS_MAX])
+static bool finish_locked(const struct workers *s, struct roster_row *row, const size_t all[PARTITIONS_MAX])
 {
     if (row->knowers_n) qsort(row->knowers, row->knowers_n, sizeof *row->knowers, by_id);
     bool ok = choose_locked(s, row, answers, 0, all, &row->main);
@@ -298,7 +299,7 @@ static bool finish_locked(const struct serve *s, struct roster_row *row, const s
 }
 
 /* only: a model for which there was no room; NULL: all of them. */
-static struct roster *make_locked(struct serve *s, const char *only)
+static struct roster *make_locked(struct workers *s, const char *only)
 {
     size_t all[PARTITIONS_MAX];
     struct roster *r = roster_new(atomic_load(&s->workers_version));
@@ -313,7 +314,7 @@ static struct roster *make_locked(struct serve *s, const char *only)
 
 /* ---- the current one ------------------------------------------------------------------------------------------------- */
 
-static struct roster *current(struct serve *s)
+static struct roster *current(struct workers *s)
 {
     kvr_lock(&s->roster_lock);
     struct roster *r = s->roster;
@@ -322,7 +323,7 @@ static struct roster *current(struct serve *s)
     return r;
 }
 
-static struct roster *exchange(struct serve *s, struct roster *r)
+static struct roster *exchange(struct workers *s, struct roster *r)
 {
     kvr_lock(&s->roster_lock);
     struct roster *before = s->roster;
@@ -331,13 +332,13 @@ static struct roster *exchange(struct serve *s, struct roster *r)
     return before;
 }
 
-static bool is_current(struct serve *s, const struct roster *r)
+static bool is_current(struct workers *s, const struct roster *r)
 {
     return r && r->version == atomic_load(&s->workers_version);
 }
 
 /* Of several threads that find it out of date, one makes it. */
-static struct roster *renew(struct serve *s)
+static struct roster *renew(struct workers *s)
 {
     struct roster *before = NULL;
     kvr_lock(&s->lock);
@@ -353,7 +354,7 @@ static struct roster *renew(struct serve *s)
     return r;
 }
 
-static struct roster *up_to_date(struct serve *s)
+static struct roster *up_to_date(struct workers *s)
 {
     struct roster *r = current(s);
     if (is_current(s, r)) return r;
@@ -361,7 +362,7 @@ static struct roster *up_to_date(struct serve *s)
     return renew(s);
 }
 
-static struct roster *made_for(struct serve *s, const char *model)
+static struct roster *made_for(struct workers *s, const char *model)
 {
     kvr_lock(&s->lock);
     struct roster *r = make_locked(s, model);
@@ -369,7 +370,7 @@ static struct roster *made_for(struct serve *s, const char *model)
     return r;
 }
 
-const struct roster_row *roster_hold(struct serve *s, const char *model)
+const struct roster_row *roster_hold(struct workers *s, const char *model)
 {
     struct roster *r = up_to_date(s);
     const struct roster_row *row = r && *model ? find(r, model) : NULL;
@@ -387,7 +388,7 @@ void roster_let_go(const struct roster_row *row)
     if (row) let_go(row->of);
 }
 
-void roster_each_model(struct serve *s, void (*fn)(void *ctx, const struct roster_row *row), void *ctx)
+void roster_each_model(struct workers *s, void (*fn)(void *ctx, const struct roster_row *row), void *ctx)
 {
     struct roster *r = up_to_date(s);
     for (size_t i = FIRST_NAMED; r && i < r->n; i++) fn(ctx, &r->rows[i]);
@@ -436,10 +437,10 @@ static bool has_taints(const struct worker *w, const char *const *taints, size_t
     return true;
 }
 
-struct worker *roster_pick(struct serve *s, const struct roster_row *row, const char *const *taints, size_t taints_n)
+struct worker *roster_pick(struct workers *s, const struct roster_row *row, const char *const *taints, size_t taints_n)
 {
     uint64_t now = now_ms();
-    size_t n = row->servers_n, at = n ? kvr_mix64(atomic_fetch_add(&s->next_id, 1)) % n : 0; /* spread over them */
+    size_t n = row->servers_n, at = n ? kvr_mix64(atomic_fetch_add(&s->process->next_id, 1)) % n : 0; /* spread over them */
     for (size_t i = 0; i < n; i++) {
         struct worker *w = row->servers[(at + i) % n].worker;
         if (!worker_is_schedulable(w, now) || !has_taints(w, taints, taints_n)) continue;
@@ -449,17 +450,17 @@ struct worker *roster_pick(struct serve *s, const struct roster_row *row, const 
     return NULL;
 }
 
-void roster_outdate_locked(struct serve *s)
+void roster_outdate_locked(struct workers *s)
 {
     atomic_fetch_add(&s->workers_version, 1);
 }
 
-void roster_tick(struct serve *s)
+void roster_tick(struct workers *s)
 {
     let_go(up_to_date(s));
 }
 
-size_t roster_models_left_out(struct serve *s)
+size_t roster_models_left_out(struct workers *s)
 {
     struct roster *r = current(s);
     size_t n = r ? r->left_out : 0;
@@ -467,7 +468,7 @@ size_t roster_models_left_out(struct serve *s)
     return n;
 }
 
-void roster_destroy(struct serve *s)
+void roster_destroy(struct workers *s)
 {
     let_go(exchange(s, NULL));
 }

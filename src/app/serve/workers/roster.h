@@ -26,7 +26,7 @@ enum { ROSTER_ROWS_MAX = 4096, ROSTER_PLACES_MAX = 1 << 21 };
 
 struct partition;
 struct roster;
-struct serve;
+struct workers;
 struct worker;
 
 struct roster_server {
@@ -68,12 +68,12 @@ struct roster_row {
 
 /* The row of a model; "": of requests that name none. A model that no worker knows has a row too: of the workers whose models are not known
  * yet. Give it back. Returns: NULL without memory. */
-const struct roster_row *roster_hold(struct serve *s, const char *model);
+const struct roster_row *roster_hold(struct workers *s, const char *model);
 void roster_let_go(const struct roster_row *row); /* NULL is fine */
 /* Of a row: does that worker know the model? */
 bool roster_knows(const struct roster_row *row, uint64_t worker_id);
 /* Calls `fn` with the row of each model that a worker knows. */
-void roster_each_model(struct serve *s, void (*fn)(void *ctx, const struct roster_row *row), void *ctx);
+void roster_each_model(struct workers *s, void (*fn)(void *ctx, const struct roster_row *row), void *ctx);
 size_t roster_workers_n(const struct roster_row *row); /* in the table, whatever they serve */
 /* The workers of a choice that are up, one after the other. Begin with zeroes; the worker is the row's. Returns: NULL: there is none more.
  */
@@ -84,13 +84,13 @@ const struct worker *roster_next_up(const struct roster_row *row, const struct r
 /* Is one of a choice up? */
 bool roster_any_up(const struct roster_row *row, const struct roster_choice *choice);
 /* A server of the row that may be chosen now and has these taints, any of them, with a reference; NULL: none. */
-struct worker *roster_pick(struct serve *s, const struct roster_row *row, const char *const *taints, size_t taints_n);
+struct worker *roster_pick(struct workers *s, const struct roster_row *row, const char *const *taints, size_t taints_n);
 /* The worker table has changed, or what a worker serves. Under serve.lock. */
-void roster_outdate_locked(struct serve *s);
+void roster_outdate_locked(struct workers *s);
 /* Main loop: workers that are gone do not stay in memory until the next question. */
-void roster_tick(struct serve *s);
+void roster_tick(struct workers *s);
 /* Names of models, of each worker that has them, that found no room. */
-size_t roster_models_left_out(struct serve *s);
-void roster_destroy(struct serve *s);
+size_t roster_models_left_out(struct workers *s);
+void roster_destroy(struct workers *s);
 
 #endif

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A worker as --worker has it: its URL and key=value after it. */
-#include "app/serve/state.h"
+#include "app/serve/workers/rank.h"
+#include "app/serve/workers/room.h"
+#include "app/serve/workers/worker_key.h"
 #include "app/serve/workers/worker_tls.h"
 #include "base/log.h"
 #include "wire/entry.h"
@@ -160,7 +162,7 @@ static int parse_key(struct reading *r, const struct kvr_entry_part *part)
     return 0;
 }
 
-void worker_spec_init(const struct serve *s, struct worker_spec *spec)
+void worker_spec_init(const struct workers *s, struct worker_spec *spec)
 {
     struct worker *w = &spec->w;
     memset(spec, 0, sizeof *spec);
@@ -176,7 +178,7 @@ void worker_spec_init(const struct serve *s, struct worker_spec *spec)
 }
 
 /* What keys say together. */
-static int check_keys(const struct serve *s, const struct reading *r)
+static int check_keys(const struct workers *s, const struct reading *r)
 {
     struct worker *w = &r->out->w;
     const struct kv_key *wrong = kv_keys_wrong(w);
@@ -210,7 +212,7 @@ static bool too_long(const struct kvr_entry *e)
     return n > ENTRY_MAX;
 }
 
-int worker_read(const struct serve *s, const struct kvr_entry *e, struct worker_spec *out, char *err, size_t cap)
+int worker_read(const struct workers *s, const struct kvr_entry *e, struct worker_spec *out, char *err, size_t cap)
 {
     struct reading r = {.e = e, .out = out, .err = err, .cap = cap};
     char name[WORKER_NAME_MAX];
@@ -229,7 +231,7 @@ int worker_read(const struct serve *s, const struct kvr_entry *e, struct worker_
     return check_keys(s, &r);
 }
 
-int worker_parse(const struct serve *s, const char *text, struct worker_spec *out, char *err, size_t cap)
+int worker_parse(const struct workers *s, const char *text, struct worker_spec *out, char *err, size_t cap)
 {
     struct kvr_entry e;
     if (kvr_entry_parse(text, NULL, 0, &e)) {

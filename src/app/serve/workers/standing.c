@@ -5,20 +5,24 @@
  * A request that fails counts for the breaker, which keeps the worker out for a while; a health check says whether it is up. Whenever that
  * makes a worker fit to be chosen, what waits is told (serve_hooks.may_route), after serve.lock was given back.
  */
-#include "app/serve/state.h"
+#include "app/serve/workers/room.h"
 #include "base/log.h"
+#include "app/serve/common/clock.h"
+#include "app/serve/workers/learn.h"
+#include "app/serve/workers/roster.h"
+#include "app/serve/workers/telling.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static void open_breaker_locked(struct serve *s, struct worker *w, uint64_t until)
+static void open_breaker_locked(struct workers *s, struct worker *w, uint64_t until)
 {
     uint64_t due = atomic_load(&s->breaker_due_ms);
     atomic_store(&w->open_until_ms, until);
     if (!due || until < due) atomic_store(&s->breaker_due_ms, until);
 }
 
-void workers_sync_due(struct serve *s)
+void workers_sync_due(struct workers *s)
 {
     enum { TOLD_MAX = 16 };
     uint64_t due = atomic_load(&s->breaker_due_ms), now = now_ms(), closed[TOLD_MAX];
@@ -40,7 +44,7 @@ void workers_sync_due(struct serve *s)
                 (unsigned long long)closed[i]);
 }
 
-void worker_report(struct serve *s, struct worker *w, bool ok)
+void worker_report(struct workers *s, struct worker *w, bool ok)
 {
     bool opened = false;
     kvr_lock(&s->lock);
@@ -51,7 +55,7 @@ void worker_report(struct serve *s, struct worker *w, bool ok)
         if (++w->failures >= s->o->breaker_failures) {
             w->failures = 0;
             open_breaker_locked(s, w, now_ms() + (uint64_t)(s->o->breaker_cooldown * 1000));
-            atomic_fetch_add(&s->metrics.breaker_opened_total, 1);
+            atomic_fetch_add(&s->counters.breaker_opened_total, 1);
             worker_sync_locked(s, w);
             opened = true;
         }
@@ -72,7 +76,7 @@ static void tell_health(uint64_t id, const char *url, enum health was, enum heal
     else if (was == HEALTH_DOWN) kvr_log("kvroute: worker %llu (%.200s) is up again: worker_id=%llu status=up", n, url, n);
 }
 
-void worker_set_health(struct serve *s, uint64_t id, enum health h, const char *why)
+void worker_set_health(struct workers *s, uint64_t id, enum health h, const char *why)
 {
     bool came_up = false;
     enum health was = h;
@@ -100,10 +104,10 @@ void worker_set_health(struct serve *s, uint64_t id, enum health h, const char *
     }
     kvr_unlock(&s->lock);
     if (was != h) tell_health(id, url, was, h, why);
-    if (came_up) s->hooks.may_route(s);
+    if (came_up) s->hooks.may_route(s->hooks.ctx);
 }
 
-bool worker_set_draining(struct serve *s, uint64_t id, bool draining)
+bool worker_set_draining(struct workers *s, uint64_t id, bool draining)
 {
     bool changed = false, fit = false;
     kvr_lock(&s->lock);
@@ -121,11 +125,11 @@ bool worker_set_draining(struct serve *s, uint64_t id, bool draining)
         kvr_log("kvroute: worker %llu %s; worker_id=%llu state=%s", (unsigned long long)id,
                 draining ? "is drained: it gets no new requests" : "gets requests again", (unsigned long long)id,
                 draining ? "draining" : "active");
-    if (fit) s->hooks.may_route(s);
+    if (fit) s->hooks.may_route(s->hooks.ctx);
     return w != NULL;
 }
 
-void worker_models_refused(struct serve *s, uint64_t id, int status)
+void worker_models_refused(struct workers *s, uint64_t id, int status)
 {
     kvr_lock(&s->lock);
     struct worker *w = worker_find_locked(s, id);
@@ -140,7 +144,7 @@ void worker_models_refused(struct serve *s, uint64_t id, int status)
     kvr_unlock(&s->lock);
 }
 
-void worker_models_note(struct serve *s, uint64_t id, const char *text)
+void worker_models_note(struct workers *s, uint64_t id, const char *text)
 {
     kvr_lock(&s->lock);
     struct worker *w = worker_find_locked(s, id);
@@ -151,7 +155,7 @@ void worker_models_note(struct serve *s, uint64_t id, const char *text)
     kvr_unlock(&s->lock);
 }
 
-void worker_set_models(struct serve *s, uint64_t id, struct model_entry *models, size_t n)
+void worker_set_models(struct workers *s, uint64_t id, struct model_entry *models, size_t n)
 {
     kvr_lock(&s->lock);
     struct worker *w = worker_find_locked(s, id);

@@ -7,24 +7,27 @@
  * A survey that was broken off is repeated; all others are repeated when the worker comes back after it was down, as it may have been
  * started anew with other flags.
  */
-#include "app/serve/state.h"
+#include "app/serve/workers/room.h"
 
 #include <string.h>
 
 #include "net/http/engine_ask.h"
+#include "app/serve/common/clock.h"
+#include "app/serve/workers/learn.h"
+#include "app/serve/workers/worker_key.h"
 
 enum { SURVEYS_MAX = 32, PATIENT_MAX = 16 /* in a tick */ };
 
 struct survey {
     struct survey *next;
-    struct serve *serve;
+    struct workers *workers;
     uint64_t id;
     struct kvr_engine_ask *ask;
 };
 
 static void forget(struct survey *v)
 {
-    struct serve *s = v->serve;
+    struct workers *s = v->workers;
     struct survey **p = &s->surveys;
     while (*p != v) p = &(*p)->next;
     *p = v->next;
@@ -36,28 +39,28 @@ static void on_answer(void *ctx, const struct kvr_engine_facts *facts, const cha
 {
     struct survey *v = ctx;
     (void)why;
-    if (facts) learn(v->serve, v->id, facts);
-    else learn_nothing(v->serve, v->id); /* it is asked again in a while */
+    if (facts) learn(v->workers, v->id, facts);
+    else learn_nothing(v->workers, v->id); /* it is asked again in a while */
     forget(v);
 }
 
-static bool is_asked(const struct serve *s, uint64_t id)
+static bool is_asked(const struct workers *s, uint64_t id)
 {
     for (const struct survey *v = s->surveys; v; v = v->next)
         if (v->id == id) return true;
     return false;
 }
 
-static bool begin_locked(struct serve *s, const struct worker *w)
+static bool begin_locked(struct workers *s, const struct worker *w)
 {
     struct survey *v = is_asked(s, w->id) ? NULL : calloc(1, sizeof *v);
     struct kvr_buf key = {0};
     if (!v) return false;
     worker_key_put(w->api_key, &key);
     kvr_buf_add(&key, "", 1);
-    struct kvr_engine_ask_config c = {.loop = &s->main_loop,
-                                      .client = s->health_client,
-                                      .json = s->json,
+    struct kvr_engine_ask_config c = {.loop = &s->process->main_loop,
+                                      .client = s->process->client,
+                                      .json = s->process->json,
                                       .endpoint = &w->endpoint,
                                       .model = w->models_n ? w->models[0].id : "",
                                       .headers = key.data,
@@ -70,7 +73,7 @@ static bool begin_locked(struct serve *s, const struct worker *w)
         free(v);
         return false;
     }
-    v->serve = s;
+    v->workers = s;
     v->id = w->id;
     v->next = s->surveys;
     s->surveys = v;
@@ -79,7 +82,7 @@ static bool begin_locked(struct serve *s, const struct worker *w)
 }
 
 /* Main loop, which alone writes what is read here. Those that have waited in vain. Returns: how many. */
-static size_t find_patient(const struct serve *s, uint64_t now, uint64_t ids[PATIENT_MAX])
+static size_t find_patient(const struct workers *s, uint64_t now, uint64_t ids[PATIENT_MAX])
 {
     size_t n = 0;
     for (const struct worker *w = s->workers; w && n < PATIENT_MAX; w = w->next) {
@@ -90,7 +93,7 @@ static size_t find_patient(const struct serve *s, uint64_t now, uint64_t ids[PAT
     return n;
 }
 
-void survey_tick(struct serve *s)
+void survey_tick(struct workers *s)
 {
     uint64_t now = now_ms(), ids[PATIENT_MAX];
     for (struct worker *w = s->workers; w && s->surveys_n < SURVEYS_MAX; w = w->next) {
@@ -103,7 +106,7 @@ void survey_tick(struct serve *s)
     for (size_t i = 0; i < n; i++) learn_nothing(s, ids[i]);
 }
 
-void survey_stop(struct serve *s)
+void survey_stop(struct workers *s)
 {
     while (s->surveys) {
         kvr_engine_ask_cancel(s->surveys->ask);

@@ -4,11 +4,12 @@
  *
  * All under serve.lock, but what is atomic in a worker that is held.
  */
-#include "app/serve/state.h"
+#include "app/serve/workers/room.h"
+#include "app/serve/common/clock.h"
 
 #include <string.h>
 
-struct worker *worker_find_locked(struct serve *s, uint64_t id)
+struct worker *worker_find_locked(struct workers *s, uint64_t id)
 {
     const uint64_t *at = kvr_map64_get(&s->workers_by_id, id);
     return at ? (struct worker *)(uintptr_t)*at : NULL;
@@ -52,7 +53,7 @@ bool worker_takes_whole(const struct worker *w)
     return w->role == ROLE_BOTH || (w->role == ROLE_DECODE && w->local_prefill && w->kv_protocol != KVR_KV_SGLANG);
 }
 
-void worker_sync_locked(struct serve *s, struct worker *w)
+void worker_sync_locked(struct workers *s, struct worker *w)
 {
     bool ok = worker_is_schedulable(w, now_ms());
     (void)s;
@@ -65,7 +66,7 @@ static bool name_is(const char *name, const char *s, size_t len)
     return strlen(name) == len && memcmp(name, s, len) == 0;
 }
 
-bool worker_serves_locked(const struct serve *s, const struct worker *w, const char *model, size_t len, bool *is_lora)
+bool worker_serves_locked(const struct workers *s, const struct worker *w, const char *model, size_t len, bool *is_lora)
 {
     *is_lora = false;
     if (!model) return true;
@@ -79,7 +80,7 @@ bool worker_serves_locked(const struct serve *s, const struct worker *w, const c
     return w->models == NULL && !s->o->model; /* not known yet: let the engine say */
 }
 
-const char *worker_model(const struct serve *s, const struct worker *w)
+const char *worker_model(const struct workers *s, const struct worker *w)
 {
     return w->model[0] ? w->model : s->o->model ? s->o->model : w->models_n ? w->models[0].id : "default";
 }

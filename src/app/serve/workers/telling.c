@@ -7,8 +7,9 @@
  * there was a hit, and SILENT_MIN times nothing was told, it was started without the flag that makes it: then nobody can compare
  * predictions with answers, and a view that lacks blocks heals by events alone. That is said, once until it is down.
  */
-#include "app/serve/state.h"
+#include "app/serve/workers/room.h"
 #include "base/log.h"
+#include "app/serve/workers/telling.h"
 
 enum { SILENT_MIN = 5 };
 
@@ -19,7 +20,7 @@ static const char *flag_of(const struct worker *w)
     return w->learnt.facts.engine == KVR_FACT_VLLM ? vllm : "--enable-prompt-tokens-details (vLLM) or --enable-cache-report (SGLang)";
 }
 
-bool telling_note(struct serve *s, struct worker *w, const struct answer_telling *a)
+bool telling_note(struct workers *s, struct worker *w, const struct answer_telling *a)
 {
     uint32_t form = UINT32_C(1) << a->form;
     bool say = false;

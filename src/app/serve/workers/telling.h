@@ -7,7 +7,7 @@
 
 #include "base/buf.h"
 
-struct serve;
+struct workers;
 struct worker;
 
 struct answer_telling {
@@ -15,7 +15,7 @@ struct answer_telling {
     bool told, sure_hit; /* a part of the prompt was cached for sure */
 };
 /* The answer of a request that has the worker. Returns: whether its cached tokens are known; those that it does not tell are 0 then. */
-bool telling_note(struct serve *s, struct worker *w, const struct answer_telling *a);
+bool telling_note(struct workers *s, struct worker *w, const struct answer_telling *a);
 void telling_forget_locked(struct worker *w, bool restarted); /* not restarted: its cache is another */
 void telling_write_locked(const struct worker *w, struct kvr_buf *b);
 

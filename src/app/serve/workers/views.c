@@ -4,13 +4,18 @@
  * which lives as long as the process.
  */
 #include "app/serve/workers/evidence.h"
-#include "app/serve/state.h"
+#include "app/serve/workers/room.h"
 
 #include <string.h>
 #include <kvroute/hash.h>
 
 #include "base/log.h"
 #include "store/view_store.h"
+#include "app/serve/common/clock.h"
+#include "app/serve/workers/learn.h"
+#include "app/serve/workers/roster.h"
+#include "app/serve/workers/views.h"
+#include "store/event_recorder.h"
 
 /* ---- what our own requests show of partial views ----------------------------------------------------------------- */
 
@@ -18,12 +23,12 @@
 struct supposition {
     struct supposition *next;
     struct kvr_worker worker;
-    struct serve *serve;
+    struct workers *workers;
     struct partition *partition;
     struct kvr_supposed *supposed;
 };
 
-static struct supposition **place_of(struct serve *s, struct kvr_worker w)
+static struct supposition **place_of(struct workers *s, struct kvr_worker w)
 {
     struct supposition **at = &s->suppositions;
     while (*at && kvr_worker_cmp((*at)->worker, w) != 0) at = &(*at)->next;
@@ -39,11 +44,11 @@ static int apply_supposed(void *ctx, const struct kvr_event *ev)
 static int take_known(void *ctx, const struct kvr_event *ev)
 {
     const struct supposition *u = ctx;
-    if (ev->tier == KVR_TIER_DEVICE) kvr_supposed_stored(u->supposed, ev, 0, atomic_load(&u->serve->view_tick));
+    if (ev->tier == KVR_TIER_DEVICE) kvr_supposed_stored(u->supposed, ev, 0, atomic_load(&u->workers->view_tick));
     return 0;
 }
 
-static void suppose(struct serve *s, struct partition *p, struct kvr_worker w)
+static void suppose(struct workers *s, struct partition *p, struct kvr_worker w)
 {
     struct supposition **at = place_of(s, w);
     if (*at) return;
@@ -77,7 +82,7 @@ static bool makes_up(void *ctx, struct kvr_worker w)
 }
 
 /* When nothing that is supposed is left. */
-static void stop_supposing(struct serve *s, struct kvr_worker w)
+static void stop_supposing(struct workers *s, struct kvr_worker w)
 {
     if (!makes_up(s, w)) on_leave(s, w);
 }
@@ -97,7 +102,7 @@ static int remove_names(const struct supposition *u, const struct kvr_event *ev,
     return rc;
 }
 
-static int apply_event(struct serve *s, const struct partition *p, const struct kvr_event *ev)
+static int apply_event(struct workers *s, const struct partition *p, const struct kvr_event *ev)
 {
     const struct supposition *u = ev->tier == KVR_TIER_DEVICE ? *place_of(s, ev->worker) : NULL;
     if (!u) return kvr_index_apply(p->index, ev);
@@ -118,7 +123,7 @@ static void on_served(void *ctx, void *user, const struct kvr_served *v)
 
 static void on_tick(void *ctx, uint64_t now)
 {
-    struct serve *s = ctx;
+    struct workers *s = ctx;
     struct kvr_supposed_stats sum = {0}, st;
     (void)now;
     for (const struct supposition *u = s->suppositions; u; u = u->next) {
@@ -133,14 +138,14 @@ static void on_tick(void *ctx, uint64_t now)
 
 static int on_event(void *ctx, void *user, const struct kvr_event *ev, const struct kvr_ingest_origin *origin)
 {
-    struct serve *s = ctx;
+    struct workers *s = ctx;
     const struct partition *p = user;
     (void)origin;
     if (ev->tier != KVR_TIER_DEVICE) kvr_router_use_lower_tiers(p->router);
     kvr_recorder_event(s->recorder, ev);
     int rc = apply_event(s, p, ev);
     evidence_event(s, ev);
-    atomic_fetch_add_explicit(rc ? &s->metrics.events_failed_total : &s->metrics.events_applied_total, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(rc ? &s->counters.events_failed_total : &s->counters.events_applied_total, 1, memory_order_relaxed);
     return rc;
 }
 
@@ -161,7 +166,7 @@ static void on_window(void *ctx, void *user, const struct kvr_window_event *ev)
 static void on_reset(void *ctx, void *user, struct kvr_worker w)
 {
     const struct partition *p = user;
-    struct serve *s = ctx;
+    struct workers *s = ctx;
     struct supposition *u = *place_of(s, w);
     if (u) kvr_supposed_reset(u->supposed, atomic_fetch_add(&s->view_tick, 1) + 1);
     kvr_recorder_event(s->recorder, &(struct kvr_event){.worker = w, .kind = KVR_EVENT_CLEARED});
@@ -189,7 +194,7 @@ static void tell_view(struct kvr_worker w, enum kvr_view_knowledge was, enum kvr
 
 static void on_view(void *ctx, void *user, struct kvr_worker w, enum kvr_view_knowledge knowledge, const char *reason)
 {
-    struct serve *s = ctx;
+    struct workers *s = ctx;
     struct partition *p = user;
     if (knowledge == KVR_VIEW_PARTIAL) suppose(s, p, w);
     if (knowledge == KVR_VIEW_WHOLE) stop_supposing(s, w);
@@ -203,12 +208,12 @@ static void on_view(void *ctx, void *user, struct kvr_worker w, enum kvr_view_kn
     tell_view(w, was, knowledge, reason);
 }
 
-void views_served(struct serve *s, struct kvr_served *v)
+void views_served(struct workers *s, struct kvr_served *v)
 {
-    if (kvr_ingest_served(s->ingest, v)) atomic_fetch_add(&s->metrics.view_prompts_dropped_total, 1);
+    if (kvr_ingest_served(s->ingest, v)) atomic_fetch_add(&s->counters.view_prompts_dropped_total, 1);
 }
 
-void views_expect_reports(struct serve *s, struct worker *w)
+void views_expect_reports(struct workers *s, struct worker *w)
 {
     if (s->ingest && !atomic_exchange(&w->reports, true) && !kvr_ingest_expect_reports(s->ingest, w->id)) atomic_store(&w->reports, false);
 }
@@ -218,7 +223,30 @@ enum kvr_view_knowledge views_knowledge(const struct worker *w, uint32_t rank)
     return rank - w->dp_start < w->dp_size ? (enum kvr_view_knowledge)atomic_load(&w->ranks[rank - w->dp_start].view) : KVR_VIEW_UNKNOWN;
 }
 
-int views_start(struct serve *s)
+bool views_run(const struct workers *s)
+{
+    return s->ingest != NULL;
+}
+
+bool views_durable_runs(const struct workers *s)
+{
+    return s->durable != NULL;
+}
+
+uint64_t views_moment(const struct workers *s)
+{
+    return atomic_load(&s->view_tick);
+}
+
+struct kvr_view_status *views_status(struct workers *s, size_t *n)
+{
+    size_t room = s->ingest ? kvr_ingest_status(s->ingest, NULL, 0) + 8 : 1; /* some may come meanwhile */
+    struct kvr_view_status *st = calloc(room, sizeof *st);
+    *n = s->ingest && st ? KVR_MIN(kvr_ingest_status(s->ingest, st, room), room) : 0;
+    return st;
+}
+
+int views_start(struct workers *s)
 {
     if (!s->o->kv_events || s->o->overlap_credit <= 0 || s->o->use_remote_indexer) return 0;
     struct kvr_recorder_config rc = {s->o->record_events, s->o->record_max_lines, s->o->record_max_count, s->o->record_max_secs};
@@ -239,14 +267,14 @@ int views_start(struct serve *s)
                                    .ctx = s};
     int failed = kvr_ingest_create(&h, s->o->restore_timeout, &s->ingest);
     if (failed) return failed;
-    kvr_ingest_set_curve(s->ingest, s->curve);
+    kvr_ingest_set_curve(s->ingest, s->process->curve);
     const char *who = s->o->select_only ? "kvroute select" : "kvroute serve";
     char why[KVR_PATH_ERROR_MAX];
     if (s->o->data_dir && kvr_view_store_open(s->ingest, s->o->data_dir, s->o->snapshot_interval, who, &s->store, why, sizeof why)) {
         kvr_log_error("%s: --data-dir: %s; allowed: a directory that can be written, for this process alone", who, why);
         return -KVR_EINVAL;
     }
-    return s->o->plane.plane != KVR_PLANE_NATS ? 0 : kvr_plane_feed_nats(s->nats, s->scope, s->ingest, &s->feed);
+    return s->o->plane.plane != KVR_PLANE_NATS ? 0 : kvr_plane_feed_nats(s->process->nats, s->process->scope, s->ingest, &s->feed);
 }
 
 /* Partitions live as long as the process. */
@@ -263,11 +291,11 @@ static void release(void *ctx, void *user)
     (void)user;
 }
 
-int views_start_durable(struct serve *s)
+int views_start_durable(struct workers *s)
 {
     const struct kvr_plane_options *o = &s->o->plane;
-    struct kvr_durable_config c = {.link = s->nats,
-                                   .scope = s->scope,
+    struct kvr_durable_config c = {.link = s->process->nats,
+                                   .scope = s->process->scope,
                                    .in = s->ingest,
                                    .replicas = (int)o->nats_replicas,
                                    .threshold = o->snapshot_threshold,
@@ -277,12 +305,12 @@ int views_start_durable(struct serve *s)
     return o->plane == KVR_PLANE_JETSTREAM && s->ingest ? kvr_durable_feed_open(&c, &s->durable) : 0;
 }
 
-void views_let_go_of_disk(struct serve *s)
+void views_let_go_of_disk(struct workers *s)
 {
     kvr_view_store_stop(s->store);
 }
 
-void views_stop(struct serve *s)
+void views_stop(struct workers *s)
 {
     kvr_plane_feed_close(s->feed);
     kvr_durable_feed_close(s->durable);
@@ -296,7 +324,7 @@ void views_stop(struct serve *s)
     s->ingest = NULL;
 }
 
-bool views_has_source(const struct serve *s, const struct worker *w, uint32_t place)
+bool views_has_source(const struct workers *s, const struct worker *w, uint32_t place)
 {
     bool usable = s->ingest && !w->learnt.waits && !w->learnt.ranks_unknown;
     return usable && (w->ranks[place].endpoints[RANK_EVENTS][0] || s->o->plane.plane != KVR_PLANE_ZMQ);
@@ -310,7 +338,7 @@ const char *views_why_none(const struct worker *w)
 }
 
 /* From what the data directory has of it. A rank of a shared stream has no place of its own to go on from. */
-static void follow(struct serve *s, const struct worker *w, struct partition *partition, struct kvr_ingest_source *src)
+static void follow(struct workers *s, const struct worker *w, struct partition *partition, struct kvr_ingest_source *src)
 {
     struct kvr_view_identity id = {w->model, w->group, src->events};
     bool tiers = false;
@@ -330,7 +358,7 @@ static void join_pool(const struct worker *w, struct partition *partition, struc
     kvr_router_use_lower_tiers(partition->router);
 }
 
-void views_follow(struct serve *s, const struct worker *w, struct partition *partition)
+void views_follow(struct workers *s, const struct worker *w, struct partition *partition)
 {
     for (uint32_t r = 0; s->ingest && r < w->dp_size; r++) {
         const char *events = w->ranks[r].endpoints[RANK_EVENTS], *replay = w->ranks[r].endpoints[RANK_REPLAY];
@@ -347,14 +375,14 @@ void views_follow(struct serve *s, const struct worker *w, struct partition *par
     }
 }
 
-void views_unfollow(struct serve *s, uint64_t id)
+void views_unfollow(struct workers *s, uint64_t id)
 {
     if (s->ingest) kvr_ingest_remove(s->ingest, id, NULL);
     if (s->store) kvr_view_store_unfollow(s->store, id);
 }
 
 /* The views of a durable stream are declared untrusted at once; what settles them is the end of the stream. */
-void views_tick(struct serve *s)
+void views_tick(struct workers *s)
 {
     bool all = true;
     if (s->o->plane.plane != KVR_PLANE_JETSTREAM || !s->ingest || atomic_load(&s->caught_up)) return;
@@ -368,7 +396,7 @@ void views_tick(struct serve *s)
 }
 
 /* How many sources there are, of all workers; false while one is not known yet, or without memory. */
-static bool count_sources(struct serve *s, size_t *n)
+static bool count_sources(struct workers *s, size_t *n)
 {
     const struct roster_row *all = roster_hold(s, "");
     bool waits = !all;
@@ -384,7 +412,7 @@ static bool count_sources(struct serve *s, size_t *n)
     return !waits;
 }
 
-bool views_settled(struct serve *s)
+bool views_settled(struct workers *s)
 {
     struct kvr_view_status *st;
     size_t want, n, cap, settled = 0;
@@ -403,12 +431,12 @@ bool views_settled(struct serve *s)
 /* ---- wiring ------------------------------------------------------------------------------------------------------- */
 
 /* Where the engine has been asked, learn.c says what it lacks. */
-static bool lacks_replay(const struct serve *s, const struct worker *w, const struct kvr_view_status *st)
+static bool lacks_replay(const struct workers *s, const struct worker *w, const struct kvr_view_status *st)
 {
     return st->connected && !st->can_replay && !w->learnt.answered && (!learns(s, w) || !w->learnt.waits);
 }
 
-static enum wiring wiring_of(const struct serve *s, const struct worker *w, const struct kvr_view_status *st, uint64_t now)
+static enum wiring wiring_of(const struct workers *s, const struct worker *w, const struct kvr_view_status *st, uint64_t now)
 {
     if (st->events_trouble) return WIRING_EVENTS;
     if (st->replay_trouble) return WIRING_REPLAY;
@@ -433,7 +461,7 @@ static void tell_wiring(const struct worker *w, uint32_t place, const struct kvr
     else kvr_log("kvroute: worker %llu rank %u: its events endpoint answers", id, rank);
 }
 
-static void look_at_wiring_locked(struct serve *s, const struct kvr_view_status *st, uint64_t now)
+static void look_at_wiring_locked(struct workers *s, const struct kvr_view_status *st, uint64_t now)
 {
     struct worker *w = worker_find_locked(s, st->worker.worker_id);
     uint32_t place = w ? st->worker.dp_rank - w->dp_start : 0;
@@ -443,7 +471,7 @@ static void look_at_wiring_locked(struct serve *s, const struct kvr_view_status 
     w->ranks[place].wiring = (unsigned char)is;
 }
 
-void views_wiring_tick(struct serve *s)
+void views_wiring_tick(struct workers *s)
 {
     size_t n = s->ingest && s->o->plane.plane == KVR_PLANE_ZMQ ? kvr_ingest_status(s->ingest, NULL, 0) : 0;
     struct kvr_view_status *st = n ? calloc(n, sizeof *st) : NULL;

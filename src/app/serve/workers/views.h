@@ -10,22 +10,30 @@
 #include "app/serve/workers/partition.h"
 #include "app/serve/workers/worker.h"
 
-int views_start(struct serve *s);
-int views_start_durable(struct serve *s); /* when the workers that are configured are followed */
-void views_follow(struct serve *s, const struct worker *w, struct partition *partition);
-void views_unfollow(struct serve *s, uint64_t id);
+struct kvr_prom_page;
+struct kvr_view_status;
+
+int views_start(struct workers *s);
+bool views_run(const struct workers *s);         /* KV events are followed */
+struct kvr_view_status *views_status(struct workers *s, size_t *n); /* of all; malloc'd, not NULL but without memory */
+void views_metrics(struct workers *s, struct kvr_prom_page *out);
+uint64_t views_moment(const struct workers *s); /* rises with events that suppositions are compared with. Any thread */
+bool views_durable_runs(const struct workers *s); /* main loop */
+int views_start_durable(struct workers *s); /* when the workers that are configured are followed */
+void views_follow(struct workers *s, const struct worker *w, struct partition *partition);
+void views_unfollow(struct workers *s, uint64_t id);
 /* A prompt that a rank has answered, whose view was partial when it was chosen. */
-void views_served(struct serve *s, struct kvr_served *v);
-void views_expect_reports(struct serve *s, struct worker *w); /* before such a request is sent to it; any thread */
+void views_served(struct workers *s, struct kvr_served *v);
+void views_expect_reports(struct workers *s, struct worker *w); /* before such a request is sent to it; any thread */
 enum kvr_view_knowledge views_knowledge(const struct worker *w, uint32_t rank);
 /* Do KV events of this rank (by place) come from somewhere? */
-bool views_has_source(const struct serve *s, const struct worker *w, uint32_t place);
+bool views_has_source(const struct workers *s, const struct worker *w, uint32_t place);
 const char *views_why_none(const struct worker *w); /* of a worker without one; static */
 /* --data-dir is written once more, and is then free for another process. Main thread. */
-void views_let_go_of_disk(struct serve *s);
-void views_stop(struct serve *s);
-void views_wiring_tick(struct serve *s); /* main loop: says what is wrong with endpoints of events, when that changes */
-bool views_settled(struct serve *s);
-void views_tick(struct serve *s); /* main loop */
+void views_let_go_of_disk(struct workers *s);
+void views_stop(struct workers *s);
+void views_wiring_tick(struct workers *s); /* main loop: says what is wrong with endpoints of events, when that changes */
+bool views_settled(struct workers *s);
+void views_tick(struct workers *s); /* main loop */
 
 #endif

@@ -6,9 +6,10 @@
 
 #include "base/lock.h"
 #include "base/map64.h"
+#include "app/serve/common/limits.h"
 
 /* A value of `blocks`: how many watch for the block, and the number of the last event that stored it. */
-enum { WATCHED_MAX = 64 << 10, WATCHERS_BITS = 16, RANKS_MAX = 64 << 10 };
+enum { WATCHED_MAX = 64 << 10, WATCHERS_BITS = 16, REMOVED_MAX = 64 << 10 };
 static const uint64_t ALL_BLOCKS = UINT64_C(1) << 40;
 
 struct watches {
@@ -109,7 +110,7 @@ static void add_removed_locked(struct watches *ws, struct kvr_worker worker, uin
 {
     uint64_t rank = key_of_rank(worker), *v = kvr_map64_get(&ws->removed, rank);
     if (v) *v += n;
-    else if (ws->removed.n == RANKS_MAX || kvr_map64_put(&ws->removed, rank, n)) ws->uncounted = true;
+    else if (ws->removed.n == REMOVED_MAX || kvr_map64_put(&ws->removed, rank, n)) ws->uncounted = true;
 }
 
 static void mark_stored_locked(struct watches *ws, const struct kvr_event *ev)

@@ -4,7 +4,8 @@
  * `Authorization: Bearer KEY` of what the router asks by itself, and of requests whose client sent no Authorization of its own. It is
  * in no log, answer or metric.
  */
-#include "app/serve/state.h"
+#include "app/serve/workers/room.h"
+#include "app/serve/workers/worker_key.h"
 
 #include <fcntl.h>
 #include <string.h>

@@ -7,8 +7,15 @@
  * workers there are, in which order, and what their entries say. Under the lock a worker is put in its place, or taken out.
  */
 #include "app/serve/workers/evidence.h"
-#include "app/serve/state.h"
+#include "app/serve/workers/room.h"
 #include "base/log.h"
+#include "app/serve/common/clock.h"
+#include "app/serve/workers/health.h"
+#include "app/serve/workers/labels.h"
+#include "app/serve/workers/learn.h"
+#include "app/serve/workers/model_counts.h"
+#include "app/serve/workers/roster.h"
+#include "app/serve/workers/views.h"
 
 #include <string.h>
 #include <time.h>
@@ -21,19 +28,19 @@ static bool is_same_engine(const struct worker *a, const struct worker *b)
 }
 
 /* So many workers have its address, and perhaps other paths. */
-static size_t at_address(const struct serve *s, const struct worker *w)
+static size_t at_address(const struct workers *s, const struct worker *w)
 {
     const uint64_t *n = kvr_map64_get(&s->workers_at, w->endpoint.key);
     return n ? (size_t)*n : 0;
 }
 
 /* Returns: false without memory. */
-static bool count_address(struct serve *s, const struct worker *w)
+static bool count_address(struct workers *s, const struct worker *w)
 {
     return !w->url[0] || kvr_map64_put(&s->workers_at, w->endpoint.key, at_address(s, w) + 1) == 0;
 }
 
-static void discount_address(struct serve *s, const struct worker *w)
+static void discount_address(struct workers *s, const struct worker *w)
 {
     uint64_t *n = w->url[0] ? kvr_map64_get(&s->workers_at, w->endpoint.key) : NULL;
     if (n && --*n == 0) kvr_map64_del(&s->workers_at, w->endpoint.key);
@@ -41,7 +48,7 @@ static void discount_address(struct serve *s, const struct worker *w)
 
 /* One has come or gone: which workers are ranks of one engine, each registered for itself? All of one address are, or none: two that begin
  * at different ranks make each of them share with one of the two. */
-static void sort_engine(struct serve *s, const struct worker *changed)
+static void sort_engine(struct workers *s, const struct worker *changed)
 {
     const struct worker *first = NULL;
     bool shared = false;
@@ -63,7 +70,7 @@ static void sort_engine(struct serve *s, const struct worker *changed)
 /* ---- table ------------------------------------------------------------------------------------------- */
 
 /* What points to it. */
-static struct worker **place_of(struct serve *s, const struct worker *w)
+static struct worker **place_of(struct workers *s, const struct worker *w)
 {
     struct worker **p = &s->workers;
     while (*p != w) p = &(*p)->next;
@@ -71,7 +78,7 @@ static struct worker **place_of(struct serve *s, const struct worker *w)
 }
 
 /* p: what points to it. */
-static void detach_locked(struct serve *s, struct worker *w, struct worker **p)
+static void detach_locked(struct workers *s, struct worker *w, struct worker **p)
 {
     *p = w->next;
     if (!*p) s->workers_end = p;
@@ -91,7 +98,7 @@ static bool same_pool(const struct worker *a, const struct worker *b)
 
 /* Workers of one model that may take each other's place must agree on the block size, or hashes could not be compared. What was not given
  * is learnt: then another size is named, not refused (learn.c). */
-static const struct worker *block_size_conflict(const struct serve *s, const struct worker *spec)
+static const struct worker *block_size_conflict(const struct workers *s, const struct worker *spec)
 {
     bool other = false; /* than that of every partition: then no worker has another one */
     for (const struct partition *p = s->partitions; p && !other; p = p->next) other = p->block_size != spec->block_size;
@@ -124,7 +131,7 @@ static void inherit_locked(struct worker *w, struct worker *old)
 }
 
 /* Under its id, from which one of the same id goes. */
-static bool register_locked(struct serve *s, struct worker *w)
+static bool register_locked(struct workers *s, struct worker *w)
 {
     bool known = worker_find_locked(s, w->id) != NULL;
     if (!labels_register(s->labels, w->id)) return false;
@@ -149,7 +156,7 @@ static int set_taints(const struct worker *w)
 }
 
 /* In the router of its partition. */
-static int tell_router_locked(struct serve *s, struct worker *w)
+static int tell_router_locked(struct workers *s, struct worker *w)
 {
     struct kvr_router *router = w->partition->router;
     int rc = kvr_router_set_worker(router, w->id, w->dp_start, w->dp_size);
@@ -167,7 +174,7 @@ static int tell_router_locked(struct serve *s, struct worker *w)
 }
 
 /* One that is not in the table after all: old has its id again, if that is still there. */
-static void unregister_locked(struct serve *s, struct worker *w, struct worker *old)
+static void unregister_locked(struct workers *s, struct worker *w, struct worker *old)
 {
     uint64_t *at = old && !atomic_load(&old->removed) ? kvr_map64_get(&s->workers_by_id, w->id) : NULL;
     discount_address(s, w);
@@ -181,7 +188,7 @@ static void unregister_locked(struct serve *s, struct worker *w, struct worker *
 
 /* The router has it, and old, if there is one, is gone; or all is as it was. In the router that old is in there is no room for both under
  * one id: there old gets its taints first, so that they have their places when it comes. */
-static int take_over_locked(struct serve *s, struct worker *w, struct worker *old, struct worker **place)
+static int take_over_locked(struct workers *s, struct worker *w, struct worker *old, struct worker **place)
 {
     int rc = old && old->partition == w->partition ? set_taints(w) : tell_router_locked(s, w);
     if (rc || !old) return rc;
@@ -191,7 +198,7 @@ static int take_over_locked(struct serve *s, struct worker *w, struct worker *ol
 }
 
 /* old: the one it takes the place of, or NULL; place: what points to that. */
-static int add_locked(struct serve *s, struct worker *w, struct worker *old, struct worker **place, char *err, size_t cap)
+static int add_locked(struct workers *s, struct worker *w, struct worker *old, struct worker **place, char *err, size_t cap)
 {
     w->partition = partition_get_locked(s, w, err, cap);
     if (!w->partition) return -1;
@@ -220,7 +227,7 @@ static int add_locked(struct serve *s, struct worker *w, struct worker *old, str
 }
 
 /* What could not be replaced goes on as it was. */
-static void follow_again(struct serve *s, uint64_t id)
+static void follow_again(struct workers *s, uint64_t id)
 {
     kvr_lock(&s->lock);
     struct worker *old = worker_find_locked(s, id);
@@ -247,7 +254,7 @@ static struct worker *copy_of(const struct worker *spec)
     return w;
 }
 
-uint64_t worker_twin(struct serve *s, const struct worker *w)
+uint64_t worker_twin(struct workers *s, const struct worker *w)
 {
     uint64_t id = 0;
     for (const struct worker *o = s->workers; o && !id; o = o->next) {
@@ -257,7 +264,7 @@ uint64_t worker_twin(struct serve *s, const struct worker *w)
     return id;
 }
 
-static void warn_of_twin(struct serve *s, const struct worker *w)
+static void warn_of_twin(struct workers *s, const struct worker *w)
 {
     uint64_t twin = s->o->select_only ? 0 : worker_twin(s, w);
     if (twin)
@@ -266,7 +273,7 @@ static void warn_of_twin(struct serve *s, const struct worker *w)
 }
 
 /* What it is before it is in the table. Returns: 0, or -1 with the reason in err. */
-static int make_ready(const struct serve *s, struct worker *w, char *err, size_t cap)
+static int make_ready(const struct workers *s, struct worker *w, char *err, size_t cap)
 {
     if (s->o->enforce_disagg && w->role == ROLE_DECODE) w->local_prefill = false;
     w->shares_engine = false; /* this and below are of the one it was copied from */
@@ -282,7 +289,7 @@ static int make_ready(const struct serve *s, struct worker *w, char *err, size_t
     return -1;
 }
 
-int worker_add(struct serve *s, const struct worker *spec, char *err, size_t cap)
+int worker_add(struct workers *s, const struct worker *spec, char *err, size_t cap)
 {
     struct worker *w = copy_of(spec);
     if (!w) {
@@ -310,13 +317,13 @@ int worker_add(struct serve *s, const struct worker *spec, char *err, size_t cap
     sort_engine(s, w);
     views_follow(s, w, partition);
     if (!spec->learns) warn_of_twin(s, spec);
-    s->hooks.workers_changed(s);
+    s->hooks.changed(s->hooks.ctx);
     health_check_now(s, spec->id);
-    s->hooks.may_route(s);
+    s->hooks.may_route(s->hooks.ctx);
     return 0;
 }
 
-bool worker_remove(struct serve *s, uint64_t id)
+bool worker_remove(struct workers *s, uint64_t id)
 {
     struct worker *w = worker_find_locked(s, id), **place = w ? place_of(s, w) : NULL;
     if (!w) return false;
@@ -332,8 +339,30 @@ bool worker_remove(struct serve *s, uint64_t id)
     return true;
 }
 
-void workers_destroy(struct serve *s)
+struct workers *workers_create(struct process *p, const struct workers_hooks *hooks)
 {
+    struct workers *s = calloc(1, sizeof *s);
+    if (!s) return NULL;
+    s->o = p->o;
+    s->process = p;
+    s->hooks = *hooks;
+    s->profiles = p->o->profiles;
+    s->profiles_n = p->o->profiles_n;
+    atomic_store(&s->mode, p->o->mode);
+    kvr_lock_init(&s->lock, KVR_LOCK_SERVE);
+    kvr_lock_init(&s->roster_lock, KVR_LOCK_ROSTER);
+    s->labels = labels_create();
+    s->model_counts = model_counts_create();
+    s->evidence = evidence_create();
+    s->health_checks = health_create();
+    if (s->labels && s->model_counts && s->evidence && s->health_checks) return s;
+    workers_destroy(s);
+    return NULL;
+}
+
+void workers_destroy(struct workers *s)
+{
+    if (!s) return;
     roster_destroy(s);
     while (s->workers) {
         struct worker *w = s->workers;
@@ -342,4 +371,97 @@ void workers_destroy(struct serve *s)
     }
     kvr_map64_clear(&s->workers_by_id);
     kvr_map64_clear(&s->workers_at);
+    labels_destroy(s->labels);
+    model_counts_destroy(s->model_counts);
+    evidence_destroy(s->evidence);
+    health_destroy(s->health_checks);
+    partitions_destroy(s);
+    kvr_lock_destroy(&s->lock);
+    kvr_lock_destroy(&s->roster_lock);
+    free(s);
+}
+
+int workers_start(struct workers *s, char *err, size_t cap)
+{
+    if (engine_load_start(s)) {
+        snprintf(err, cap, "out of memory");
+        return -1;
+    }
+    return s->o->select_only || health_start(s) == 0 ? 0 : -1;
+}
+
+void workers_tick(struct workers *s)
+{
+    for (const struct partition *p = s->partitions; p; p = p->next) kvr_router_poll(p->router); /* decay alone can release what waits */
+    views_tick(s);
+    evidence_tick(s);
+    engine_load_tick(s);
+    survey_tick(s);
+    if (++s->ticks % (WIRING_EVERY_MS / TICK_MS) == 0) views_wiring_tick(s);
+    missed_tick(s);
+}
+
+void workers_second(struct workers *s)
+{
+    partitions_tick(s);
+    roster_tick(s);
+}
+
+void workers_stop(struct workers *s)
+{
+    survey_stop(s);
+    health_stop(s);
+    engine_load_stop(s);
+}
+
+/* ---- for other rooms --------------------------------------------------------------------------------- */
+
+void workers_set_listener(struct workers *s, void *listener)
+{
+    s->listener = listener;
+}
+
+void workers_lock(struct workers *s)
+{
+    kvr_lock(&s->lock);
+}
+
+void workers_unlock(struct workers *s)
+{
+    kvr_unlock(&s->lock);
+}
+
+struct worker *workers_first(const struct workers *s)
+{
+    return s->workers;
+}
+
+size_t workers_count(const struct workers *s)
+{
+    return s->workers_n;
+}
+
+int workers_mode(const struct workers *s)
+{
+    return atomic_load(&s->mode);
+}
+
+void workers_set_mode(struct workers *s, int mode)
+{
+    atomic_store(&s->mode, mode);
+}
+
+bool workers_have_roles(const struct workers *s)
+{
+    return atomic_load(&s->has_roles);
+}
+
+uint64_t workers_version(const struct workers *s)
+{
+    return atomic_load(&s->workers_version);
+}
+
+struct worker_counters *workers_counters(struct workers *s)
+{
+    return &s->counters;
 }

@@ -2,10 +2,15 @@
 /* --use-remote-indexer: where it is, one client of it for each loop, its metrics. A request's questions: data/remote_lookup.c. */
 #include <string.h>
 
-#include "app/serve/state.h"
+#include "app/serve/peers/room.h"
 #include "wire/prom_page.h"
+#include "app/serve/common/clock.h"
+#include "app/serve/workers/partition.h"
+#include "base/lock.h"
+#include "net/http/access.h"
+#include "app/serve/workers/workers.h"
 
-static int parse_nats(struct serve *s, const char *scope, char *err, size_t cap)
+static int parse_nats(struct peers *s, const char *scope, char *err, size_t cap)
 {
     char copy[160], *dot;
     struct kvr_plane_options o = s->o->plane;
@@ -20,7 +25,7 @@ static int parse_nats(struct serve *s, const char *scope, char *err, size_t cap)
     return kvr_plane_scope(&o, s->remote_scope, err, cap);
 }
 
-static bool parse_list(struct serve *s, const char *urls)
+static bool parse_list(struct peers *s, const char *urls)
 {
     char copy[8192], *rest = copy, *one;
     if (strlen(urls) >= sizeof copy) return false;
@@ -33,7 +38,7 @@ static bool parse_list(struct serve *s, const char *urls)
     return s->remote_n > 0;
 }
 
-int remote_parse(struct serve *s, char *err, size_t cap)
+int remote_parse(struct peers *s, char *err, size_t cap)
 {
     const char *url = s->o->use_remote_indexer;
     char why[320];
@@ -51,7 +56,7 @@ int remote_parse(struct serve *s, char *err, size_t cap)
     return -1;
 }
 
-bool remote_needs_nats(const struct serve *s)
+bool remote_needs_nats(const struct peers *s)
 {
     return s->remote_scope[0] != 0;
 }
@@ -59,18 +64,18 @@ bool remote_needs_nats(const struct serve *s)
 /* The workers' block sizes have to be those of the index. Asks of any thread. */
 static size_t block_sizes(void *ctx, struct kvr_remote_model *out, size_t cap)
 {
-    struct serve *s = ctx;
+    struct peers *s = ctx;
     size_t n = 0;
-    kvr_lock(&s->lock);
-    for (const struct partition *p = s->partitions; p && n < cap; p = p->next) {
+    workers_lock(s->workers);
+    for (const struct partition *p = partitions_first(s->workers); p && n < cap; p = p->next) {
         snprintf(out[n].name, sizeof out[n].name, "%s", p->model);
         out[n++].block_size = p->block_size;
     }
-    kvr_unlock(&s->lock);
+    workers_unlock(s->workers);
     return n;
 }
 
-static int open_all(struct serve *s, uv_loop_t *loop, struct kvr_http_client *client, struct kvr_remote_index **out, size_t *out_n)
+int remote_open(struct peers *s, uv_loop_t *loop, struct kvr_http_client *client, struct kvr_remote_index **out, size_t *out_n)
 {
     size_t n = s->remote_scope[0] ? 1 : s->remote_n;
     for (size_t i = 0; i < n; i++) {
@@ -78,7 +83,7 @@ static int open_all(struct serve *s, uv_loop_t *loop, struct kvr_http_client *cl
                                       .client = client,
                                       .endpoint = s->remote_scope[0] ? NULL : &s->remote[i],
                                       .key = s->remote_keys ? s->remote_keys[0] : NULL,
-                                      .nats = s->remote_scope[0] ? s->nats : NULL,
+                                      .nats = s->remote_scope[0] ? s->process->nats : NULL,
                                       .scope = s->remote_scope,
                                       .predicted = !s->o->kv_events,
                                       .block_sizes = n == 1 ? block_sizes : NULL, /* of several each knows our names with their size */
@@ -88,56 +93,42 @@ static int open_all(struct serve *s, uv_loop_t *loop, struct kvr_http_client *cl
         int rc = kvr_remote_create(&c, &out[i]);
         if (rc) return rc;
         ++*out_n;
+        atomic_fetch_add(&s->remote_opened, 1);
     }
     return 0;
 }
 
-int remote_open(struct serve *s, struct loop *l)
+void remote_close(struct kvr_remote_index **clients, size_t *n)
 {
-    return open_all(s, &l->uv, l->client, l->remotes, &l->remotes_n);
+    while (*n) kvr_remote_close(clients[--*n]);
 }
 
-void remote_close(struct loop *l)
+struct remote_counters *remote_counters(struct peers *s)
 {
-    while (l->remotes_n) kvr_remote_close(l->remotes[--l->remotes_n]);
+    return &s->remote_counters;
 }
 
-int remote_open_admin(struct serve *s)
+static bool all_good(struct peers *s)
 {
-    return open_all(s, &s->main_loop, s->health_client, s->admin_remotes, &s->admin_remotes_n);
+    return atomic_load(&s->remote_opened) && atomic_load(&s->remote_stats.good) == atomic_load(&s->remote_opened);
 }
 
-void remote_close_admin(struct serve *s)
-{
-    while (s->admin_remotes_n) kvr_remote_close(s->admin_remotes[--s->admin_remotes_n]);
-}
-
-const char *remote_why(const struct serve *s)
-{
-    const char *why = "";
-    for (size_t i = 0; i < s->admin_remotes_n && !why[0]; i++) why = kvr_remote_why(s->admin_remotes[i]);
-    return why;
-}
-
-static bool all_good(struct serve *s)
-{
-    return (size_t)atomic_load(&s->remote_stats.good) == (s->loops_n + 1) * KVR_MAX(s->remote_n, (size_t)1);
-}
-
-bool remote_settled(struct serve *s)
+bool remote_settled(struct peers *s)
 {
     if (!s->o->use_remote_indexer || atomic_load(&s->remote_seen)) return true;
-    if (!all_good(s) && now_ms() - s->started_ms < (uint64_t)(s->o->restore_timeout * 1000)) return false;
+    if (!all_good(s) && now_ms() - s->process->started_ms < (uint64_t)(s->o->restore_timeout * 1000)) return false;
     atomic_store(&s->remote_seen, true);
     return true;
 }
 
-void remote_model(const struct serve *s, uint32_t block_size, char *out, size_t cap)
+bool remote_model(const struct peers *s, uint32_t block_size, char *out, size_t cap)
 {
+    if (s->remote_n <= 1) return false;
     snprintf(out, cap, "%s@%u", s->o->model ? s->o->model : "default", block_size);
+    return true;
 }
 
-void remote_metrics(struct serve *s, struct kvr_prom_page *b)
+void remote_metrics(struct peers *s, struct kvr_prom_page *b)
 {
     struct kvr_remote_stats *st = &s->remote_stats;
     bool any = s->o->use_remote_indexer != NULL;
@@ -151,7 +142,7 @@ void remote_metrics(struct serve *s, struct kvr_prom_page *b)
          atomic_load(&st->query_failures)},
         {"partial_total", "counter",
          "Requests for which some of several indexers did not answer; their workers counted as having no overlap",
-         atomic_load(&s->metrics.remote_partial)},
+         atomic_load(&s->remote_counters.partial)},
         {"short_circuits_total", "counter", "Requests that did not ask, because the remote index is known to be away",
          atomic_load(&st->short_circuits)},
         {"writes_total", "counter", "Routing decisions to be recorded by the remote index", atomic_load(&st->writes)},
@@ -162,4 +153,6 @@ void remote_metrics(struct serve *s, struct kvr_prom_page *b)
     };
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
         kvr_prom_one_if(b, any, "kvroute_remote_indexer_", rows[i].name, rows[i].type, rows[i].help, rows[i].v);
+    kvr_prom_family(b, "kvroute_", "router_overhead_remote_index_ms", "histogram", "From asking the remote index to its answer");
+    kvr_prom_put_histogram(b, KVR_PROM_NONE, &s->remote_counters.query_ms);
 }

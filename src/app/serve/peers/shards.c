@@ -12,15 +12,19 @@
 #include <string.h>
 
 #include "app/serve/common/members.h"
-#include "app/serve/state.h"
+#include "app/serve/peers/room.h"
 #include "base/lock.h"
 #include "base/map64.h"
 #include "wire/prom_page.h"
+#include "app/serve/common/clock.h"
+#include "app/serve/peers/shards.h"
+#include "app/serve/workers/roster.h"
+#include "app/serve/workers/worker.h"
 
 enum { ROUND_MS = 1000, CALL_S = 2, ANSWER_MAX = 32 << 20, WORKERS_MAX = 16384, KNOWN_MAX = 1 << 20, CALLS_MAX = 64 };
 
 struct call {
-    struct serve *serve;
+    struct peers *peers;
     size_t shard;
     bool list; /* GET /workers; else a change */
     int status;
@@ -52,7 +56,7 @@ struct shards {
 
 static void end_call(struct call *c)
 {
-    struct shards *sh = c->serve->shards;
+    struct shards *sh = c->peers->shards;
     struct call **at = &sh->calls;
     while (*at != c) at = &(*at)->next;
     *at = c->next;
@@ -102,18 +106,18 @@ static int take_instance(void *ctx, const char *key, size_t len, struct kvr_json
 static bool take_list(struct call *c)
 {
     struct kvr_json o;
-    struct listing l = {.of = c->serve->shards, .shard = c->shard};
-    if (c->status != 200 || c->answer.failed || kvr_json_parse(c->serve->json, c->answer.data, c->answer.len, &o, NULL)) return false;
+    struct listing l = {.of = c->peers->shards, .shard = c->shard};
+    if (c->status != 200 || c->answer.failed || kvr_json_parse(c->peers->process->json, c->answer.data, c->answer.len, &o, NULL)) return false;
     return kvr_json_type_of(o) == KVR_JSON_ARRAY && kvr_json_each(o, take_instance, &l) == 0;
 }
 
 /* ---- calls ----------------------------------------------------------------------------------------------------------- */
 
-static void assign(struct serve *s);
+static void assign(struct peers *s);
 
 static void over(struct call *c, bool ok)
 {
-    struct serve *s = c->serve;
+    struct peers *s = c->peers;
     struct shards *sh = s->shards;
     bool list = c->list;
     if (list && ok) ok = take_list(c);
@@ -157,7 +161,7 @@ static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failu
 }
 
 /* body NULL: GET. Takes its bytes. */
-static bool start_call(struct serve *s, size_t shard, const char *path, struct kvr_buf *body)
+static bool start_call(struct peers *s, size_t shard, const char *path, struct kvr_buf *body)
 {
     struct shards *sh = s->shards;
     static const struct kvr_http_call_handler handler = {on_head, on_body, on_done, on_failed};
@@ -165,7 +169,7 @@ static bool start_call(struct serve *s, size_t shard, const char *path, struct k
     struct call *c = sh->calls_n < CALLS_MAX ? calloc(1, sizeof *c) : NULL;
     struct kvr_buf head = {0};
     if (!c) return false;
-    *c = (struct call){.serve = s, .shard = shard, .list = !body, .next = sh->calls, .deadline_ms = now_ms() + 1000 * CALL_S};
+    *c = (struct call){.peers = s, .shard = shard, .list = !body, .next = sh->calls, .deadline_ms = now_ms() + 1000 * CALL_S};
     sh->calls = c;
     sh->calls_n++;
     kvr_buf_printf(&head, "%s %s%s HTTP/1.1\r\nHost: %s\r\n", body ? "POST" : "GET", e->base, path, e->authority);
@@ -201,7 +205,7 @@ static struct place *place_of(const struct shards *sh, struct kvr_worker w)
     return sh->places_n ? bsearch(&key, sh->places, sh->places_n, sizeof key, by_worker) : NULL;
 }
 
-static size_t emptiest(const struct serve *s)
+static size_t emptiest(const struct peers *s)
 {
     struct shards *sh = s->shards;
     size_t best = 0;
@@ -210,7 +214,7 @@ static size_t emptiest(const struct serve *s)
     return best;
 }
 
-static void put_registration(struct serve *s, const struct worker *w, uint32_t place, struct kvr_buf *b)
+static void put_registration(struct peers *s, const struct worker *w, uint32_t place, struct kvr_buf *b)
 {
     char model[MODEL_MAX + 16];
     const char *events = w->ranks[place].endpoints[RANK_EVENTS], *replay = w->ranks[place].endpoints[RANK_REPLAY];
@@ -227,7 +231,7 @@ static void put_registration(struct serve *s, const struct worker *w, uint32_t p
 }
 
 /* A rank of ours: where it is, it stays. */
-static void see_rank(struct serve *s, const struct worker *w, uint32_t place)
+static void see_rank(struct peers *s, const struct worker *w, uint32_t place)
 {
     struct shards *sh = s->shards;
     struct kvr_buf b = {0};
@@ -247,7 +251,7 @@ static void see_rank(struct serve *s, const struct worker *w, uint32_t place)
     kvr_buf_free(&b);
 }
 
-static void take_away(struct serve *s, const struct place *p)
+static void take_away(struct peers *s, const struct place *p)
 {
     struct shards *sh = s->shards;
     struct kvr_buf b = {0};
@@ -262,12 +266,12 @@ static void take_away(struct serve *s, const struct place *p)
 }
 
 /* All have said what they follow. */
-static void assign(struct serve *s)
+static void assign(struct peers *s)
 {
     struct shards *sh = s->shards;
     if (sh->places_n) qsort(sh->places, sh->places_n, sizeof *sh->places, by_worker);
     if (sh->known.n >= KNOWN_MAX) kvr_map64_clear(&sh->known); /* those of now are put back at once */
-    const struct roster_row *all = roster_hold(s, "");
+    const struct roster_row *all = roster_hold(s->workers, "");
     for (size_t i = 0; all && i < all->servers_n; i++)
         for (uint32_t r = 0; r < all->servers[i].worker->dp_size; r++) see_rank(s, all->servers[i].worker, r);
     bool seen = all != NULL;
@@ -279,19 +283,19 @@ static void assign(struct serve *s)
 
 /* ---- time -------------------------------------------------------------------------------------------------------------- */
 
-static bool ready_to_begin(struct serve *s)
+static bool ready_to_begin(struct peers *s)
 {
     struct shards *sh = s->shards;
-    if (!sh->client && kvr_http_client_create(&s->main_loop, 30, &sh->client)) return false;
+    if (!sh->client && kvr_http_client_create(&s->process->main_loop, 30, &sh->client)) return false;
     if (!sh->places) sh->places = malloc(WORKERS_MAX * sizeof *sh->places);
     return sh->places != NULL;
 }
 
-void shards_tick(struct serve *s)
+void shards_tick(struct peers *s)
 {
     struct shards *sh = s->shards;
     uint64_t now = now_ms();
-    if (!sh || serve_is_ending(s) || !ready_to_begin(s)) return;
+    if (!sh || process_is_ending(s->process) || !ready_to_begin(s)) return;
     for (struct call *c = sh->calls, *next; c; c = next) {
         next = c->next;
         if (now < c->deadline_ms) continue;
@@ -306,14 +310,14 @@ void shards_tick(struct serve *s)
     for (size_t i = 0; i < s->remote_n; i++) (void)start_call(s, i, "/workers", NULL);
 }
 
-int shards_start(struct serve *s)
+int shards_start(struct peers *s)
 {
     if (s->remote_n < 2) return 0;
     s->shards = calloc(1, sizeof *s->shards);
     return s->shards ? 0 : -KVR_ENOMEM;
 }
 
-void shards_stop(struct serve *s)
+void shards_stop(struct peers *s)
 {
     struct shards *sh = s->shards;
     if (!sh) return;
@@ -325,7 +329,7 @@ void shards_stop(struct serve *s)
     s->shards = NULL;
 }
 
-void shards_metrics(struct serve *s, struct kvr_prom_page *b)
+void shards_metrics(struct peers *s, struct kvr_prom_page *b)
 {
     const struct shards *sh = s->shards;
     const struct {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The histograms of the router: any thread adds, the scrape reads. */
-#include "app/serve/state.h"
+#include "app/serve/data/counters.h"
 
-void metrics_init(struct metrics *m)
+void data_counters_init(struct data_counters *m)
 {
     kvr_histogram_init(&m->block_hashing, 0.001, 2, 15);
     kvr_histogram_init(&m->find_matches, 0.001, 2, 15);
@@ -20,5 +20,4 @@ void metrics_init(struct metrics *m)
     kvr_histogram_init(&m->legs.prefill, 0.001, 2.1, 18);
     kvr_histogram_init(&m->legs.handoff, 0.0001, 2.1, 18);
     kvr_histogram_init(&m->legs.kv_wait, 0.001, 2.1, 18);
-    kvr_histogram_init(&m->remote_query, 0.02, 1.5, 22);
 }

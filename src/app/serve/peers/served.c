@@ -13,19 +13,23 @@
  */
 #include <string.h>
 
-#include "app/serve/fleet/claim.h"
-#include "app/serve/state.h"
+#include "app/serve/peers/claim.h"
+#include "app/serve/peers/room.h"
 #include "base/log.h"
 #include "net/replication/remote_index.h"
 #include "wire/index_question.h"
 #include "wire/index_service.h"
 #include "wire/prom_page.h"
+#include "app/serve/peers/served.h"
+#include "app/serve/workers/views.h"
+#include "base/lock.h"
+#include "app/serve/workers/workers.h"
 
 enum { PENDING_BYTES = 16 << 20, PARTITIONS_TOLD = 256 };
 
 /* What one thread needs to answer. */
 struct asker {
-    struct serve *serve;
+    struct peers *peers;
     struct ctx_list ctxs;
     struct kvr_json_parser *json;
     struct kvr_service_question q;
@@ -43,7 +47,7 @@ struct served {
     _Atomic uint64_t queries, records, errors;
 };
 
-static bool predicted(const struct serve *s)
+static bool predicted(const struct peers *s)
 {
     return !s->o->kv_events;
 }
@@ -59,33 +63,33 @@ static const char *not_ready(const struct served *v)
 
 static int refuse(struct asker *a, int status, const char *text)
 {
-    atomic_fetch_add_explicit(&a->serve->served->errors, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&a->peers->served->errors, 1, memory_order_relaxed);
     a->out.len = 0;
     a->out.comma = false;
     kvr_service_error_write(&a->out, text);
     return status;
 }
 
-static struct partition *find_partition(struct serve *s, const struct kvr_service_question *q)
+static struct partition *find_partition(struct peers *s, const struct kvr_service_question *q)
 {
     char model[MODEL_MAX];
     if (!q->model || q->model_len >= sizeof model) return NULL;
     memcpy(model, q->model, q->model_len);
     model[q->model_len] = 0;
-    kvr_lock(&s->lock);
-    struct partition *p = partition_find_locked(s, model, "");
-    kvr_unlock(&s->lock);
+    workers_lock(s->workers);
+    struct partition *p = partition_find_locked(s->workers, model, "");
+    workers_unlock(s->workers);
     return p;
 }
 
 /* Workers that compute prompts for others are another pool, whose caches count as much: the next partition of these with blocks of that
  * size, from the list's beginning for NULL. */
-static struct partition *next_prefills(struct serve *s, const struct partition *of, const struct partition *after)
+static struct partition *next_prefills(struct peers *s, const struct partition *of, const struct partition *after)
 {
-    kvr_lock(&s->lock);
-    struct partition *p = after ? after->next : s->partitions;
+    workers_lock(s->workers);
+    struct partition *p = after ? after->next : partitions_first(s->workers);
     while (p && (p == of || !p->prefills || p->block_size != of->block_size)) p = p->next;
-    kvr_unlock(&s->lock);
+    workers_unlock(s->workers);
     return p;
 }
 
@@ -102,7 +106,7 @@ static long add_overlap(struct asker *a, struct partition *p, long n)
 /* Each answers a->q with the HTTP status, the body in a->out. */
 static int answer_query(struct asker *a)
 {
-    struct serve *s = a->serve;
+    struct peers *s = a->peers;
     struct partition *p = find_partition(s, &a->q);
     if (!p) return refuse(a, 404, "this model is not served here");
     if (!a->q.blocks.given) return refuse(a, 400, "block_hashes: allowed: a list of at most 1048576 hashes");
@@ -119,17 +123,17 @@ static int answer_query(struct asker *a)
 
 static int answer_record(struct asker *a)
 {
-    struct serve *s = a->serve;
+    struct peers *s = a->peers;
     const struct kvr_service_question *q = &a->q;
     if (!predicted(s)) return refuse(a, 409, "this index follows KV events and records no decisions");
     if (!find_partition(s, q)) return refuse(a, 404, "this model is not served here");
     if (!q->has_worker) return refuse(a, 400, "worker: allowed: {worker_id, dp_rank}");
     if (!q->locals.given || !q->seqs.given)
         return refuse(a, 400, "local_hashes, sequence_hashes: allowed: lists of at most 1048576 hashes");
-    kvr_lock(&s->lock);
-    const struct worker *known = worker_find_locked(s, q->worker.worker_id);
+    workers_lock(s->workers);
+    const struct worker *known = worker_find_locked(s->workers, q->worker.worker_id);
     const struct partition *p = known ? known->partition : NULL; /* a prefill worker's is another one than that of who answers */
-    kvr_unlock(&s->lock);
+    workers_unlock(s->workers);
     if (!p) return refuse(a, 404, "this worker is not known here");
     int rc = kvr_index_record(p->index, q->worker, q->locals.h, q->locals.n, q->seqs.h, q->seqs.n);
     if (rc) return refuse(a, rc == -KVR_ELENGTH ? 400 : 503, kvr_strerror(rc));
@@ -140,17 +144,17 @@ static int answer_record(struct asker *a)
 
 static int answer_info(struct asker *a)
 {
-    struct served *v = a->serve->served;
+    struct served *v = a->peers->served;
     const char *why = not_ready(v);
-    struct kvr_service_info i = {.instance = v->instance, .predicted = predicted(a->serve), .ready = !why, .packed = true};
+    struct kvr_service_info i = {.instance = v->instance, .predicted = predicted(a->peers), .ready = !why, .packed = true};
     struct kvr_remote_model models[PARTITIONS_TOLD];
     size_t n = 0;
-    kvr_lock(&a->serve->lock);
-    for (const struct partition *p = a->serve->partitions; p && n < PARTITIONS_TOLD; p = p->next) {
+    workers_lock(a->peers->workers);
+    for (const struct partition *p = partitions_first(a->peers->workers); p && n < PARTITIONS_TOLD; p = p->next) {
         snprintf(models[n].name, sizeof models[n].name, "%s", p->model);
         models[n++].block_size = p->block_size;
     }
-    kvr_unlock(&a->serve->lock);
+    workers_unlock(a->peers->workers);
     kvr_service_info_write(&a->out, &i, why ? why : "", models, n);
     return 200;
 }
@@ -162,7 +166,7 @@ static int answer(struct asker *a, answer_fn *fn, int read)
 {
     a->out.len = 0;
     a->out.comma = a->out.failed = false;
-    const char *why = fn == answer_info ? NULL : not_ready(a->serve->served);
+    const char *why = fn == answer_info ? NULL : not_ready(a->peers->served);
     if (read)
         return refuse(a, read == -KVR_ENOMEM ? 503 : 400,
                       read == -KVR_ENOMEM ? kvr_strerror(read) : "not a map that has each of its members once");
@@ -179,7 +183,7 @@ static int answer(struct asker *a, answer_fn *fn, int read)
 
 /* ---- HTTP --------------------------------------------------------------------------------------------------------- */
 
-static void reply(struct serve *s, struct kvr_http_conn *c, answer_fn *fn, int read)
+static void reply(struct peers *s, struct kvr_http_conn *c, answer_fn *fn, int read)
 {
     struct asker *a = &s->served->http;
     int status = answer(a, fn, read);
@@ -188,17 +192,17 @@ static void reply(struct serve *s, struct kvr_http_conn *c, answer_fn *fn, int r
     kvr_service_question_trim(&a->q);
 }
 
-void served_post_query(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+void served_post_query(struct peers *s, struct kvr_http_conn *c, struct kvr_json o)
 {
     reply(s, c, answer_query, kvr_service_question_json(&s->served->http.q, o));
 }
 
-void served_post_record(struct serve *s, struct kvr_http_conn *c, struct kvr_json o)
+void served_post_record(struct peers *s, struct kvr_http_conn *c, struct kvr_json o)
 {
     reply(s, c, answer_record, kvr_service_question_json(&s->served->http.q, o));
 }
 
-void served_get_info(struct serve *s, struct kvr_http_conn *c)
+void served_get_info(struct peers *s, struct kvr_http_conn *c)
 {
     reply(s, c, answer_info, 0);
 }
@@ -214,7 +218,7 @@ bool served_takes_packed(struct kvr_text path)
     return packed_at(path) != NULL;
 }
 
-void served_post_packed(struct serve *s, struct kvr_http_conn *c)
+void served_post_packed(struct peers *s, struct kvr_http_conn *c)
 {
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
     reply(s, c, packed_at(rq->path), kvr_service_question_packed(&s->served->http.q, rq->body, rq->body_len));
@@ -236,7 +240,7 @@ static void on_message(struct asker *a, answer_fn *fn, const struct kvr_nats_mes
 {
     if (!m->reply) return;
     (void)answer(a, fn, read_question(a, m->data, m->len));
-    if (!a->out.failed) (void)kvr_nats_publish(a->serve->nats, m->reply, NULL, a->out.data, a->out.len);
+    if (!a->out.failed) (void)kvr_nats_publish(a->peers->process->nats, m->reply, NULL, a->out.data, a->out.len);
 }
 
 static void on_query(void *ctx, const struct kvr_nats_message *m)
@@ -258,26 +262,31 @@ static int subscribe(struct asker *a, const char *service, bool of_models, kvr_n
 {
     char subject[KVR_SCOPE_MAX + 64];
     if (!a->json) a->json = kvr_json_parser_new();
-    snprintf(subject, sizeof subject, "%s.%s%s", a->serve->scope, service, of_models ? ".*" : "");
-    return a->json ? kvr_nats_subscribe(a->serve->nats, subject, of_models ? "kv-indexer" : NULL, PENDING_BYTES, fn, a, &a->sub)
+    snprintf(subject, sizeof subject, "%s.%s%s", a->peers->process->scope, service, of_models ? ".*" : "");
+    return a->json ? kvr_nats_subscribe(a->peers->process->nats, subject, of_models ? "kv-indexer" : NULL, PENDING_BYTES, fn, a, &a->sub)
                    : -KVR_ENOMEM;
 }
 
-void served_tick(struct serve *s)
+void served_tick(struct peers *s)
 {
     struct served *v = s->served;
     if (!v || v->subscribed) return;
-    if (!atomic_load(&v->ready) && !views_settled(s)) return;
+    if (!atomic_load(&v->ready) && !views_settled(s->workers)) return;
     atomic_store(&v->ready, true);
     v->subscribed = true;
-    if (s->nats && (subscribe(&v->query, KVR_SERVICE_QUERY, true, on_query) ||
+    if (s->process->nats && (subscribe(&v->query, KVR_SERVICE_QUERY, true, on_query) ||
                     (predicted(s) && subscribe(&v->record, KVR_SERVICE_RECORD, true, on_record))))
         kvr_log_warning("kvroute: serve-indexer: the service cannot be announced over NATS");
 }
 
 /* ---- life --------------------------------------------------------------------------------------------------------- */
 
-int served_start(struct serve *s, char *err, size_t cap)
+bool served_is_on(const struct peers *s)
+{
+    return s->served != NULL;
+}
+
+int served_start(struct peers *s, char *err, size_t cap)
 {
     if (!s->o->serve_indexer) return 0;
     struct served *v = calloc(1, sizeof *v);
@@ -285,11 +294,11 @@ int served_start(struct serve *s, char *err, size_t cap)
         snprintf(err, cap, "out of memory");
         return -1;
     }
-    v->http.serve = v->query.serve = v->record.serve = v->info.serve = s;
-    v->instance = s->salt >> 11; /* exact as a JSON number */
+    v->http.peers = v->query.peers = v->record.peers = v->info.peers = s;
+    v->instance = s->process->salt >> 11; /* exact as a JSON number */
     s->served = v;
-    if (!s->nats) return 0;
-    struct claim_config cc = {s->nats, s->scope, predicted(s), (int)s->o->plane.nats_replicas, v->instance, s->o->admin_port};
+    if (!s->process->nats) return 0;
+    struct claim_config cc = {s->process->nats, s->process->scope, predicted(s), (int)s->o->plane.nats_replicas, v->instance, s->o->admin_port};
     if (claim_open(&cc, &v->claim, err, cap)) return -1;
     if (subscribe(&v->info, KVR_SERVICE_INFO, false, on_info) == 0) return 0;
     snprintf(err, cap, "serve-indexer: the service cannot be announced over NATS");
@@ -306,7 +315,7 @@ static void asker_free(struct asker *a)
     kvr_buf_free(&a->out);
 }
 
-void served_stop(struct serve *s)
+void served_stop(struct peers *s)
 {
     struct served *v = s->served;
     if (!v) return;
@@ -319,7 +328,7 @@ void served_stop(struct serve *s)
     s->served = NULL;
 }
 
-void served_metrics(struct serve *s, struct kvr_prom_page *b)
+void served_metrics(struct peers *s, struct kvr_prom_page *b)
 {
     struct served *v = s->served;
     const struct {

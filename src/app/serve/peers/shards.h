@@ -5,12 +5,12 @@
 
 #include "base/buf.h"
 
-struct serve;
+struct peers;
 struct kvr_prom_page;
 
-int shards_start(struct serve *s); /* Returns: 0 or -KVR_ENOMEM */
-void shards_tick(struct serve *s); /* main loop */
-void shards_stop(struct serve *s);
-void shards_metrics(struct serve *s, struct kvr_prom_page *out);
+int shards_start(struct peers *s); /* Returns: 0 or -KVR_ENOMEM */
+void shards_tick(struct peers *s); /* main loop */
+void shards_stop(struct peers *s);
+void shards_metrics(struct peers *s, struct kvr_prom_page *out);
 
 #endif

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "app/serve/fleet/claim.h"
+#include "app/serve/peers/claim.h"
 #include "base/log.h"
 
 #include "base/lock.h"

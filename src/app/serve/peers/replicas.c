@@ -9,10 +9,14 @@
  */
 #include <string.h>
 
-#include "app/serve/state.h"
+#include "app/serve/peers/room.h"
 #include "net/replication/sync.h"
 #include "wire/prom_page.h"
 #include "wire/sync_event.h"
+#include "app/serve/peers/replicas.h"
+#include "app/serve/workers/partition.h"
+#include "base/lock.h"
+#include "app/serve/workers/workers.h"
 
 enum { OUTPUT_STEP = 8, PEER_SLOTS = 64 };
 
@@ -36,8 +40,9 @@ struct replicas {
 void replicas_on_change(void *ctx, const struct kvr_load_event *ev)
 {
     struct partition *p = ctx;
+    const struct peers *peers = p->listener;
     struct kvr_load_event coarse = *ev;
-    if (!p->serve->sync) return;
+    if (!peers->sync) return;
     if (ev->kind == KVR_LOAD_OUTPUT && ev->fraction < 0) {
         uint64_t before = (ev->output_total - ev->output_blocks) / OUTPUT_STEP, after = ev->output_total / OUTPUT_STEP;
         if (before == after) return;
@@ -45,10 +50,10 @@ void replicas_on_change(void *ctx, const struct kvr_load_event *ev)
     }
     p->sync_buf.len = 0; /* under the router's lock */
     kvr_sync_event_write(&p->sync_buf, p->number, p->model, p->group, p->block_size, &coarse);
-    if (!p->sync_buf.failed) kvr_sync_publish(p->serve->sync, p->sync_buf.data, p->sync_buf.len);
+    if (!p->sync_buf.failed) kvr_sync_publish(peers->sync, p->sync_buf.data, p->sync_buf.len);
 }
 
-void replicas_on_session(struct serve *s, const char *id, size_t len, struct kvr_worker w)
+void replicas_on_session(struct peers *s, const char *id, size_t len, struct kvr_worker w)
 {
     struct kvr_buf b = {0};
     if (!s->sync) return;
@@ -58,6 +63,7 @@ void replicas_on_session(struct serve *s, const char *id, size_t len, struct kvr
 }
 
 struct snapshot {
+    const struct peers *peers;
     struct partition *partition;
     struct kvr_buf *out;
 };
@@ -65,7 +71,7 @@ struct snapshot {
 static void write_mark(void *ctx)
 {
     const struct snapshot *s = ctx;
-    kvr_sync_mark_write(s->out, s->partition->number, kvr_sync_next(s->partition->serve->sync) - 1);
+    kvr_sync_mark_write(s->out, s->partition->number, kvr_sync_next(s->peers->sync) - 1);
 }
 
 static void write_entry(void *ctx, const struct kvr_load_event *ev)
@@ -77,12 +83,12 @@ static void write_entry(void *ctx, const struct kvr_load_event *ev)
 }
 
 /* Partitions are never freed while the thread runs; the list is read under serve.lock. */
-static size_t list_partitions(struct serve *s, struct partition *list[PARTITIONS_MAX])
+static size_t list_partitions(struct peers *s, struct partition *list[PARTITIONS_MAX])
 {
     size_t n = 0;
-    kvr_lock(&s->lock);
-    for (struct partition *p = s->partitions; p && n < PARTITIONS_MAX; p = p->next) list[n++] = p;
-    kvr_unlock(&s->lock);
+    workers_lock(s->workers);
+    for (struct partition *p = partitions_first(s->workers); p && n < PARTITIONS_MAX; p = p->next) list[n++] = p;
+    workers_unlock(s->workers);
     return n;
 }
 
@@ -91,7 +97,7 @@ static void write_snapshot(void *ctx, struct kvr_buf *out)
     struct partition *partitions[PARTITIONS_MAX];
     size_t n = list_partitions(ctx, partitions);
     for (size_t i = 0; i < n; i++) {
-        struct snapshot s = {partitions[i], out};
+        struct snapshot s = {ctx, partitions[i], out};
         if (kvr_router_snapshot(partitions[i]->router, write_mark, write_entry, &s)) out->failed = true;
     }
 }
@@ -113,7 +119,7 @@ static struct peer_view *view_of(struct replicas *rep, uint32_t peer, bool make)
 
 static void on_reset(void *ctx, uint32_t peer)
 {
-    struct serve *s = ctx;
+    struct peers *s = ctx;
     struct replicas *rep = s->replicas;
     struct partition *partitions[PARTITIONS_MAX];
     size_t n = list_partitions(ctx, partitions);
@@ -133,14 +139,14 @@ static bool same_name(const char *s, const char *text, uint32_t len)
     return strlen(s) == len && memcmp(s, text, len) == 0;
 }
 
-static struct partition *find_partition(struct serve *s, const struct kvr_sync_event *e)
+static struct partition *find_partition(struct peers *s, const struct kvr_sync_event *e)
 {
-    kvr_lock(&s->lock);
-    struct partition *p = s->partitions;
+    workers_lock(s->workers);
+    struct partition *p = partitions_first(s->workers);
     while (p &&
            !(p->block_size == e->block_size && same_name(p->model, e->model, e->model_len) && same_name(p->group, e->group, e->group_len)))
         p = p->next;
-    kvr_unlock(&s->lock);
+    workers_unlock(s->workers);
     return p;
 }
 
@@ -160,13 +166,13 @@ static bool take_hashes(struct replicas *rep, struct kvr_sync_event *e)
 
 static void on_event(void *ctx, uint32_t peer, uint64_t number, const char *data, size_t len)
 {
-    struct serve *s = ctx;
+    struct peers *s = ctx;
     struct kvr_sync_event e;
     struct peer_view *v = view_of(s->replicas, peer, true);
     char id[272];
     bool ok = v && kvr_sync_event_read(data, len, &e) == 0 && e.partition < PARTITIONS_MAX;
     if (ok && e.kind == KVR_SYNC_SESSION) {
-        s->hooks.session_heard(s, e.session, e.session_len, e.load.request.worker);
+        s->hooks.session_heard(s->hooks.ctx, e.session, e.session_len, e.load.request.worker);
         return;
     }
     if (ok && e.kind == KVR_SYNC_MARK) {
@@ -191,30 +197,30 @@ static void on_event(void *ctx, uint32_t peer, uint64_t number, const char *data
 
 /* ---- life -------------------------------------------------------------------------------------------- */
 
-bool replicas_over_nats(const struct serve *s)
+bool replicas_over_nats(const struct serve_options *o)
 {
-    return s->o->replica_sync && s->o->replica_sync_transport == 1;
+    return o->replica_sync && o->replica_sync_transport == 1;
 }
 
-bool replicas_wanted(const struct serve *s)
+bool replicas_wanted(const struct serve_options *o)
 {
-    return s->o->replica_sync_port || replicas_over_nats(s);
+    return o->replica_sync_port || replicas_over_nats(o);
 }
 
-int replicas_start(struct serve *s, char *err, size_t cap)
+int replicas_start(struct peers *s, char *err, size_t cap)
 {
-    if (!replicas_wanted(s)) return 0;
+    if (!replicas_wanted(s->o)) return 0;
     if (!(s->replicas = calloc(1, sizeof *s->replicas))) {
         snprintf(err, cap, "out of memory");
         return -1;
     }
     struct kvr_sync_handler h = {.on_event = on_event, .on_reset = on_reset, .write_snapshot = write_snapshot, .ctx = s};
-    if (replicas_over_nats(s)) {
-        int failed = kvr_sync_create_nats(s->nats, s->scope, &h, &s->sync);
+    if (replicas_over_nats(s->o)) {
+        int failed = kvr_sync_create_nats(s->process->nats, s->process->scope, &h, &s->sync);
         if (failed) snprintf(err, cap, "replica-sync-transport: %s", kvr_strerror(failed));
         return failed ? -1 : 0;
     }
-    int rc = kvr_sync_create(s->o->replica_sync_bind, (uint16_t)s->o->replica_sync_port, s->curve, &h, &s->sync);
+    int rc = kvr_sync_create(s->o->replica_sync_bind, (uint16_t)s->o->replica_sync_port, s->process->curve, &h, &s->sync);
     if (rc) {
         snprintf(err, cap, "replica-sync-port, replica-sync-bind: cannot listen on %.80s, port %llu: %s", s->o->replica_sync_bind,
                  (unsigned long long)s->o->replica_sync_port,
@@ -234,7 +240,27 @@ int replicas_start(struct serve *s, char *err, size_t cap)
     return rc ? -1 : 0;
 }
 
-void replicas_stop(struct serve *s)
+bool replicas_run(const struct peers *s)
+{
+    return s->sync != NULL;
+}
+
+int replicas_add_router(struct peers *s, const char *endpoint)
+{
+    return kvr_sync_add_peer(s->sync, endpoint);
+}
+
+int replicas_remove_router(struct peers *s, const char *endpoint)
+{
+    return kvr_sync_remove_peer(s->sync, endpoint);
+}
+
+void replicas_each_router(struct peers *s, void (*fn)(void *ctx, const char *endpoint, bool live), void *ctx)
+{
+    if (s->sync) kvr_sync_each_peer(s->sync, fn, ctx);
+}
+
+void replicas_stop(struct peers *s)
 {
     kvr_sync_destroy(s->sync);
     s->sync = NULL;
@@ -245,12 +271,12 @@ void replicas_stop(struct serve *s)
     s->replicas = NULL;
 }
 
-void replicas_workers_changed(struct serve *s)
+void replicas_workers_changed(struct peers *s)
 {
     if (s->sync) kvr_sync_resync(s->sync); /* what was said of unknown workers was left out */
 }
 
-void replicas_metrics(struct serve *s, struct kvr_prom_page *b)
+void replicas_metrics(struct peers *s, struct kvr_prom_page *b)
 {
     struct kvr_sync_stats st = {0};
     if (s->sync) kvr_sync_stats(s->sync, &st);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Counters and histograms of two legs: common/leg_counts.h. */
-#include "app/serve/common/leg_counts.h"
+#include "app/serve/data/leg_counts.h"
 
 #include "wire/prom_page.h"
 

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What tokenizers.c and prober.c share. */
-#ifndef KVR_SERVE_TOKENIZERS_INTERNAL_H
-#define KVR_SERVE_TOKENIZERS_INTERNAL_H
+/* The state of this room; its files alone see it. */
+#ifndef KVR_SERVE_TOKENIZERS_ROOM_H
+#define KVR_SERVE_TOKENIZERS_ROOM_H
 
-#include "app/serve/state.h"
+#include "app/serve/common/process.h"
 #include "app/serve/tokenizers/tokenizers.h"
+#include "app/serve/workers/worker.h"
 
 struct prober;
 
@@ -25,8 +26,23 @@ struct tokenizer_entry {
     _Atomic uint64_t check_due_ms; /* the next check not before */
 };
 
+struct tokenizers {
+    const struct serve_options *o;
+    struct process *process;
+    struct workers *workers;
+    bool wanted; /* tokens may be made here */
+    struct kvr_token_library library;
+    struct kvr_token_pool *pool;
+    bool open, failed; /* the library and its threads: opened when a model is found that has a folder, or never */
+    bool full_said;
+    uint64_t seen;  /* the version of the worker table whose models have been looked at */
+    uint64_t looks; /* how often they were */
+    _Atomic size_t n;
+    struct tokenizer_entry entries[TOKENIZERS_MAX];
+};
+
 /* Asks a worker the built-in questions, one after the other; then kvr_tokenizer_probed, or _cannot_ask. Returns: NULL without memory. */
-struct prober *prober_start(struct serve *s, struct tokenizer_entry *e, const struct worker *w);
+struct prober *prober_start(struct tokenizers *t, struct tokenizer_entry *e, const struct worker *w);
 void prober_stop(struct prober *p);
 
 #endif

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The state of this room; its files alone see it. */
+#ifndef KVR_SERVE_CONFIG_ROOM_H
+#define KVR_SERVE_CONFIG_ROOM_H
+
+#include "app/serve/common/process.h"
+#include "app/serve/config/config.h"
+#include "app/serve/config/keyring.h"
+#include "app/serve/config/reloads.h"
+#include "base/lock.h"
+
+struct models_config;
+
+struct keyrings {
+    struct kvr_lock lock; /* now */
+    struct keyring *now;  /* NULL: no file is configured, and nothing is checked */
+    const char *path;
+    _Atomic uint64_t nobody[KEY_REFUSALS]; /* refusals that are no key's */
+};
+
+struct config {
+    const struct serve_options *o;
+    struct process *process;
+    struct workers *workers;
+    struct reloads reloads;
+    struct keyrings keyrings; /* who may use the data port */
+    struct kvr_lock models_lock;
+    struct models_config *models;         /* NULL: no --models-file, and none was put */
+    struct policy_profile *profiles_read; /* malloc'd, of queues; NULL: those of the start. Main loop's */
+    struct kvr_tls_ctx *tls, *admin_tls;  /* of the data port, of the admin port; NULL: plain */
+    uint64_t doors_due_ms;                 /* main loop's; doors.h */
+};
+
+#endif
