@@ -11,22 +11,22 @@
 
 #include "app/serve/admin/admin.h"
 #include "app/serve/config/api_keys.h"
+#include "app/serve/config/config.h"
 #include "app/serve/config/doors.h"
 #include "app/serve/config/keyring.h"
 #include "app/serve/config/models_config.h"
 #include "app/serve/config/models_file.h"
 #include "app/serve/config/policy_file.h"
 #include "app/serve/discovery/discovery.h"
-#include "app/serve/config/config.h"
 #include "app/serve/peers/remote.h"
 #include "app/serve/rooms.h"
-#include "app/serve/workers/workers.h"
-#include "net/zmq/curve.h"
 #include "app/serve/tokenizers/tokenizers.h"
+#include "app/serve/workers/partition.h"
+#include "app/serve/workers/workers.h"
 #include "net/otlp/otlp.h"
+#include "net/zmq/curve.h"
 #include "token/given.h"
 #include "wire/yaml_map.h"
-#include "app/serve/workers/partition.h"
 
 enum { WHY_MAX = 2048 };
 
@@ -139,54 +139,55 @@ void serve_check_classes(const char *keys_path, const char *policy_path, const s
 /* ---- everything -------------------------------------------------------------------------------------- */
 
 /* What start-up refuses with one text. */
-static void check_parts(struct rooms *s, const struct serve_check_ear *ear)
+static void check_parts(struct rooms *r, const struct serve_check_ear *ear)
 {
-    const struct serve_options *o = s->process.o;
+    const struct serve_options *o = r->process.o;
     char err[WHY_MAX];
     const struct kvr_otlp_config traces = {.endpoint = o->otlp_endpoint};
     if (o->otlp_endpoint && kvr_otlp_check(&traces, err, sizeof err)) ear->wrong(ear->arg, "otlp-endpoint", err);
-    doors_check(s->config, ear->wrong, ear->arg);
-    if (admin_open(s->admin, err, sizeof err)) ear->wrong(ear->arg, "admin-key-file", err);
-    if (kvr_curve_load(&o->plane.curve, &s->process.curve, err, sizeof err))
+    doors_check(r->config, ear->wrong, ear->arg);
+    if (admin_open(r->admin, err, sizeof err)) ear->wrong(ear->arg, "admin-key-file", err);
+    if (kvr_curve_load(&o->plane.curve, &r->process.curve, err, sizeof err))
         ear->wrong(ear->arg, o->plane.curve.key ? "zmq-curve-key" : "zmq-curve-servers", err);
-    if (kvr_plane_scope(&o->plane, s->process.scope, err, sizeof err)) ear->wrong(ear->arg, "namespace", err);
-    if (remote_parse(s->peers, err, sizeof err)) ear->wrong(ear->arg, "use-remote-indexer", err);
+    if (kvr_plane_scope(&o->plane, r->process.scope, err, sizeof err)) ear->wrong(ear->arg, "namespace", err);
+    if (remote_parse(r->peers, err, sizeof err)) ear->wrong(ear->arg, "use-remote-indexer", err);
     if (o->select_only ? kvr_given_dirs_check(o->tokenizer_dirs, o->tokenizer_dirs_n, MODEL_MAX - 1, err, sizeof err)
-                       : tokenizers_check(s->tokenizers, err, sizeof err))
+                       : tokenizers_check(r->tokenizers, err, sizeof err))
         ear->wrong(ear->arg, "tokenizer-dir", err);
-    if (discovery_check(s->discovery, err, sizeof err)) ear->wrong(ear->arg, "discovery-target", err);
+    if (discovery_check(r->discovery, err, sizeof err)) ear->wrong(ear->arg, "discovery-target", err);
 }
 
-static void check_workers(struct rooms *s, const struct serve_check_ear *ear)
+static void check_workers(struct rooms *r, const struct serve_check_ear *ear)
 {
     char err[WHY_MAX];
-    for (size_t i = 0; i < s->process.o->workers_n; i++)
-        if (rooms_add_worker(s, &s->process.o->workers[i], i + 1, err, sizeof err)) ear->wrong(ear->arg, NULL, err);
+    for (size_t i = 0; i < r->process.o->workers_n; i++)
+        if (rooms_add_worker(r, &r->process.o->workers[i], i + 1, err, sizeof err)) ear->wrong(ear->arg, NULL, err);
 }
 
-static size_t partitions_of(const struct rooms *s)
+static size_t partitions_of(const struct rooms *r)
 {
     size_t n = 0;
-    for (const struct partition *p = partitions_first(s->workers); p; p = p->next) n++;
+    for (const struct partition *p = partitions_first(r->workers); p; p = p->next) n++;
     return n;
 }
 
-static void tell(const struct rooms *s, const struct serve_check_ear *ear)
+static void tell(const struct rooms *r, const struct serve_check_ear *ear)
 {
     static const char *const finders[] = {"", ", more by discovery from a file", ", more by discovery from DNS",
                                           ", more by discovery from NATS"};
-    const struct serve_options *o = s->process.o;
-    size_t pools = partitions_of(s);
+    const struct serve_options *o = r->process.o;
+    size_t pools = partitions_of(r);
     char what[512];
     snprintf(what, sizeof what, "%s%s", o->config ? o->config : o->select_only ? "select" : "serve", o->config ? ": config" : "");
     if (o->select_only) {
-        fact(ear, "%s: %s on %s:%llu, mode %s", what, config_admin_tls(s->config) ? "https" : "http", o->admin_host, (unsigned long long)o->admin_port,
-             serve_mode_name(o));
+        fact(ear, "%s: %s on %s:%llu, mode %s", what, config_admin_tls(r->config) ? "https" : "http", o->admin_host,
+             (unsigned long long)o->admin_port, serve_mode_name(o));
         return;
     }
-    fact(ear, "%s: %zu worker%s in %zu pool%s%s; data on %s:%llu%s, admin on %s:%llu%s; mode %s", what, workers_count(s->workers), plural(workers_count(s->workers)),
-         pools, plural(pools), finders[o->discovery], o->host, (unsigned long long)o->port, config_tls(s->config) ? " (https)" : "", o->admin_host,
-         (unsigned long long)o->admin_port, config_admin_tls(s->config) ? " (https)" : "", serve_mode_name(o));
+    fact(ear, "%s: %zu worker%s in %zu pool%s%s; data on %s:%llu%s, admin on %s:%llu%s; mode %s", what, workers_count(r->workers),
+         plural(workers_count(r->workers)), pools, plural(pools), finders[o->discovery], o->host, (unsigned long long)o->port,
+         config_tls(r->config) ? " (https)" : "", o->admin_host, (unsigned long long)o->admin_port,
+         config_admin_tls(r->config) ? " (https)" : "", serve_mode_name(o));
 }
 
 void serve_check(const struct serve_options *o, const struct serve_check_ear *ear)

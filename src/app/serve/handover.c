@@ -3,17 +3,17 @@
  */
 #include "app/serve/handover.h"
 
-#include "app/serve/data/ready.h"
-#include "app/serve/admin/admin.h"
-#include "app/serve/common/clock.h"
-#include "app/serve/common/process.h"
-#include "app/serve/data/data_plane.h"
-#include "base/log.h"
-
 #include <errno.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
+
+#include "app/serve/admin/admin.h"
+#include "app/serve/common/clock.h"
+#include "app/serve/common/process.h"
+#include "app/serve/data/data_plane.h"
+#include "app/serve/data/ready.h"
+#include "base/log.h"
 
 enum { PATIENCE_MS = 60000 };
 
@@ -47,7 +47,8 @@ int handover_begin(struct handover *h, char *err, size_t cap)
     if (!h->process->o->handover) return 0;
     h->sockets_n = kvr_handover_ask(h->process->o->handover, h->sockets, &h->link);
     if (h->sockets_n < 0) {
-        snprintf(err, cap, "--handover: '%s': %s; allowed: a path that this user may write to", h->process->o->handover, uv_strerror(h->sockets_n));
+        snprintf(err, cap, "--handover: '%s': %s; allowed: a path that this user may write to", h->process->o->handover,
+                 uv_strerror(h->sockets_n));
         h->sockets_n = 0;
         return -1;
     }
@@ -137,7 +138,8 @@ int handover_start(struct handover *h)
     if (!h->process->o->handover || h->waits) return 0;
     int rc = kvr_handover_offer(&c, &h->offer);
     if (rc)
-        kvr_log_error("%s: --handover: '%s': %s; allowed: a path that this user may write to", name(h), h->process->o->handover, uv_strerror(rc));
+        kvr_log_error("%s: --handover: '%s': %s; allowed: a path that this user may write to", name(h), h->process->o->handover,
+                      uv_strerror(rc));
     return rc;
 }
 

@@ -23,9 +23,9 @@
 #include "app/serve/tokenizers/tokenizers.h"
 #include "app/serve/workers/views.h"
 #include "app/serve/workers/workers.h"
-#include "net/zmq/curve.h"
 #include "base/log.h"
 #include "net/http/jobs.h"
+#include "net/zmq/curve.h"
 
 struct serve {
     const struct serve_options *o;
@@ -194,11 +194,12 @@ static void announce(const struct serve *s)
     const struct rooms *r = &s->rooms;
     const char *admin = config_admin_tls(r->config) ? "https" : "http", *caches = views_run(r->workers) ? "KV events" : "predicted cache";
     if (s->o->select_only)
-        printf("kvroute select: on %s://%s:%u/, mode %s, %s\n", admin, s->o->admin_host, admin_port(r->admin), serve_mode_name(s->o), caches);
+        printf("kvroute select: on %s://%s:%u/, mode %s, %s\n", admin, s->o->admin_host, admin_port(r->admin), serve_mode_name(s->o),
+               caches);
     else
         printf("kvroute serve: data on %s%s:%u, admin on %s://%s:%u/, mode %s, %s, %zu worker(s)\n",
-               config_tls(r->config) ? "https://" : "", s->o->host, data_plane_port(r->data), admin, s->o->admin_host,
-               admin_port(r->admin), serve_mode_name(s->o), caches, workers_count(r->workers));
+               config_tls(r->config) ? "https://" : "", s->o->host, data_plane_port(r->data), admin, s->o->admin_host, admin_port(r->admin),
+               serve_mode_name(s->o), caches, workers_count(r->workers));
     fflush(stdout);
 }
 
@@ -296,8 +297,8 @@ int serve_main(const struct serve_options *o)
         return 1;
     }
     s->o = o;
-    s->handover = (struct handover){
-        .process = &s->rooms.process, .data = s->rooms.data, .admin = s->rooms.admin, .given = on_given, .ctx = s};
+    s->handover =
+        (struct handover){.process = &s->rooms.process, .data = s->rooms.data, .admin = s->rooms.admin, .given = on_given, .ctx = s};
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN); /* a file that may not grow is an error of a write */
     raise_file_limit();

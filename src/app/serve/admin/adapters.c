@@ -16,12 +16,12 @@
 
 #include <string.h>
 
-#include "base/log.h"
 #include "app/serve/common/clock.h"
 #include "app/serve/workers/health.h"
 #include "app/serve/workers/worker_key.h"
-#include "base/lock.h"
 #include "app/serve/workers/workers.h"
+#include "base/lock.h"
+#include "base/log.h"
 
 enum { ADAPTER_JOBS_MAX = 4, ADAPTER_CALLS_MAX = 32, ADAPTER_SAID_MAX = 1024, ADAPTER_PATH_MAX = 4096 };
 
@@ -215,11 +215,11 @@ static const char *start(struct adapter_call *c, const struct worker *w)
 }
 
 /* NULL: it was removed. Only this loop removes workers, and changes what they have. */
-static const struct worker *worker_of(struct admin *s, uint64_t id)
+static const struct worker *worker_of(struct admin *admin, uint64_t id)
 {
-    workers_lock(s->workers);
-    const struct worker *w = worker_find_locked(s->workers, id);
-    workers_unlock(s->workers);
+    workers_lock(admin->workers);
+    const struct worker *w = worker_find_locked(admin->workers, id);
+    workers_unlock(admin->workers);
     return w;
 }
 
@@ -256,9 +256,9 @@ static void on_tick(uv_timer_t *t)
 /* ---- the beginning ----------------------------------------------------------------------------------- */
 
 /* One whose models nobody knows yet is not taken for one of this model. */
-static bool serves(const struct admin *s, const struct worker *w, const char *model)
+static bool serves(const struct admin *admin, const struct worker *w, const char *model)
 {
-    const char *named = w->model[0] ? w->model : s->o->model;
+    const char *named = w->model[0] ? w->model : admin->o->model;
     for (size_t i = 0; i < w->models_n; i++)
         if (strcmp(w->models[i].id, model) == 0) return !w->models[i].is_lora;
     return named && strcmp(named, model) == 0;
@@ -272,12 +272,12 @@ static bool is_same_address(const struct worker *a, const struct worker *b)
 /* Returns: false without memory. */
 static bool list_workers(struct adapter_job *j)
 {
-    struct admin *s = j->admin;
-    const struct worker **of = calloc(workers_count(s->workers) + 1, sizeof *of);
-    j->calls = calloc(workers_count(s->workers) + 1, sizeof *j->calls);
+    struct admin *admin = j->admin;
+    const struct worker **of = calloc(workers_count(admin->workers) + 1, sizeof *of);
+    j->calls = calloc(workers_count(admin->workers) + 1, sizeof *j->calls);
     bool ok = j->calls && of;
-    for (const struct worker *w = workers_first(s->workers); ok && w; w = w->next) {
-        if (!serves(s, w, j->model)) continue;
+    for (const struct worker *w = workers_first(admin->workers); ok && w; w = w->next) {
+        if (!serves(admin, w, j->model)) continue;
         size_t same = 0;
         while (same < j->n && !is_same_address(of[same], w)) same++;
         of[j->n] = w;
@@ -313,11 +313,11 @@ static bool prepare(struct adapter_job *j, struct kvr_http_conn *c, struct kvr_j
     return false;
 }
 
-static void begin(struct admin *s, struct kvr_http_conn *c, struct kvr_json o, bool loads)
+static void begin(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o, bool loads)
 {
     size_t jobs = 0;
-    for (const struct adapter_job *j = s->adapter_jobs; j; j = j->next) jobs++;
-    if (s->o->select_only) {
+    for (const struct adapter_job *j = admin->adapter_jobs; j; j = j->next) jobs++;
+    if (admin->o->select_only) {
         admin_error(c, 404, "only kvroute serve speaks to engines");
         return;
     }
@@ -326,7 +326,7 @@ static void begin(struct admin *s, struct kvr_http_conn *c, struct kvr_json o, b
         admin_error(c, 503, jobs < ADAPTER_JOBS_MAX ? "out of memory" : "adapters are being loaded or unloaded; try again later");
         return;
     }
-    j->admin = s;
+    j->admin = admin;
     j->loads = loads;
     if (!prepare(j, c, o)) {
         free(j->calls);
@@ -335,35 +335,35 @@ static void begin(struct admin *s, struct kvr_http_conn *c, struct kvr_json o, b
     }
     j->conn = c;
     kvr_http_conn_set_user(c, j); /* or nobody says that it has gone */
-    j->next = s->adapter_jobs;
-    s->adapter_jobs = j;
-    uv_timer_init(&s->process->main_loop, &j->timer);
+    j->next = admin->adapter_jobs;
+    admin->adapter_jobs = j;
+    uv_timer_init(&admin->process->main_loop, &j->timer);
     j->timer.data = j;
     uv_timer_start(&j->timer, on_tick, TICK_MS, TICK_MS);
     go_on(j);
 }
 
-void adapters_load(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
+void adapters_load(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
 {
-    begin(s, c, o, true);
+    begin(admin, c, o, true);
 }
 
-void adapters_unload(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
+void adapters_unload(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
 {
-    begin(s, c, o, false);
+    begin(admin, c, o, false);
 }
 
-bool adapters_gone(struct admin *s, const struct kvr_http_conn *c)
+bool adapters_gone(struct admin *admin, const struct kvr_http_conn *c)
 {
-    struct adapter_job *j = s->adapter_jobs;
+    struct adapter_job *j = admin->adapter_jobs;
     while (j && j->conn != c) j = j->next;
     if (j) j->conn = NULL;
     return j != NULL;
 }
 
-void adapters_stop(struct admin *s)
+void adapters_stop(struct admin *admin)
 {
-    for (struct adapter_job *j = s->adapter_jobs, *next; j; j = next) {
+    for (struct adapter_job *j = admin->adapter_jobs, *next; j; j = next) {
         next = j->next;
         j->conn = NULL;
         j->begun = j->n;

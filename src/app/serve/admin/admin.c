@@ -1,30 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Admin port: routes, status, the page. Errors are {"error": text}. */
 #include "app/serve/admin/room.h"
-#include "app/serve/common/fields.h"
-#include "app/serve/admin/reload.h"
-#include "app/serve/tokenizers/tokenizers.h"
 
 #include <string.h>
 
-#include "base/log.h"
-#include "net/replication/sync.h"
-#include "wire/index_question.h"
-#include "wire/index_service.h"
-#include "wire/prompt_question.h"
+#include "app/serve/admin/reload.h"
 #include "app/serve/common/clock.h"
+#include "app/serve/common/fields.h"
 #include "app/serve/config/config.h"
 #include "app/serve/config/keyring.h"
 #include "app/serve/data/data_plane.h"
 #include "app/serve/data/quality.h"
 #include "app/serve/data/ready.h"
 #include "app/serve/peers/remote.h"
+#include "app/serve/peers/replicas.h"
 #include "app/serve/peers/served.h"
+#include "app/serve/tokenizers/tokenizers.h"
 #include "app/serve/workers/worker.h"
+#include "app/serve/workers/workers.h"
+#include "base/log.h"
 #include "net/http/access.h"
 #include "net/http/json_body.h"
-#include "app/serve/workers/workers.h"
-#include "app/serve/peers/replicas.h"
+#include "net/replication/sync.h"
+#include "wire/index_question.h"
+#include "wire/index_service.h"
+#include "wire/prompt_question.h"
 
 extern const char admin_page[]; /* page.c */
 
@@ -38,34 +38,34 @@ static void admin_refuse(struct kvr_http_conn *c, const struct kvr_access_refusa
     kvr_buf_free(&b);
 }
 
-static void status_write(struct admin *s, struct kvr_buf *b)
+static void status_write(struct admin *admin, struct kvr_buf *b)
 {
     static const char *const modes[] = {"kv", "round-robin", "random", "least-loaded", "direct"};
     kvr_json_open(b, '{');
     kvr_json_put_str(b, "version", kvr_version());
-    kvr_json_put_str(b, "mode", modes[workers_mode(s->workers)]);
+    kvr_json_put_str(b, "mode", modes[workers_mode(admin->workers)]);
     kvr_json_key(b, "overlap_score_credit");
-    kvr_json_double(b, s->o->overlap_credit);
+    kvr_json_double(b, admin->o->overlap_credit);
     kvr_json_key(b, "prefill_load_scale");
-    kvr_json_double(b, s->o->prefill_load_scale);
-    kvr_json_put_u64(b, "uptime_ms", now_ms() - s->process->started_ms);
-    if (s->remotes_n) { /* the index is elsewhere */
-        kvr_json_put_str(b, "remote_index", s->o->use_remote_indexer);
-        kvr_json_put_str(b, "remote_index_error", remote_why(s));
+    kvr_json_double(b, admin->o->prefill_load_scale);
+    kvr_json_put_u64(b, "uptime_ms", now_ms() - admin->process->started_ms);
+    if (admin->remotes_n) { /* the index is elsewhere */
+        kvr_json_put_str(b, "remote_index", admin->o->use_remote_indexer);
+        kvr_json_put_str(b, "remote_index_error", remote_why(admin));
     }
-    data_plane_totals_write(s->data, b);
+    data_plane_totals_write(admin->data, b);
     kvr_json_key(b, "workers");
-    admin_workers_write(s, b, NULL, NULL);
+    admin_workers_write(admin, b, NULL, NULL);
     kvr_json_key(b, "loads");
-    admin_loads_write(s, b, NULL, NULL);
+    admin_loads_write(admin, b, NULL, NULL);
     kvr_json_key(b, "last_minute");
-    quality_write(s->data, b);
+    quality_write(admin->data, b);
     kvr_json_key(b, "decisions");
-    data_plane_decisions_write(s->data, b, 50);
+    data_plane_decisions_write(admin->data, b, 50);
     kvr_json_close(b, '}');
 }
 
-static void set_mode(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
+static void set_mode(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
 {
     static const char *const modes[] = {"kv", "round-robin", "random", "least-loaded", "direct"};
     const char *v;
@@ -73,21 +73,22 @@ static void set_mode(struct admin *s, struct kvr_http_conn *c, struct kvr_json o
     bool ok = kvr_json_as_str(kvr_json_get(o, "router_mode"), &v, &len);
     for (int i = 0; ok && i < 5; i++) {
         if (strlen(modes[i]) != len || memcmp(modes[i], v, len)) continue;
-        workers_set_mode(s->workers, i);
-        workers_lock(s->workers);
-        for (struct partition *p = partitions_first(s->workers); p; p = p->next) kvr_router_set_mode(p->router, (enum kvr_router_mode)i);
-        workers_unlock(s->workers);
+        workers_set_mode(admin->workers, i);
+        workers_lock(admin->workers);
+        for (struct partition *p = partitions_first(admin->workers); p; p = p->next)
+            kvr_router_set_mode(p->router, (enum kvr_router_mode)i);
+        workers_unlock(admin->workers);
         admin_ok(c, 200);
         return;
     }
     admin_error(c, 400, "router_mode must be one of kv, round-robin, random, least-loaded, direct");
 }
 
-static void validate(struct admin *s, struct kvr_http_conn *c)
+static void validate(struct admin *admin, struct kvr_http_conn *c)
 {
     const char *why = "ok";
     bool ok = true;
-    for (const struct partition *p = partitions_first(s->workers); p && ok; p = p->next)
+    for (const struct partition *p = partitions_first(admin->workers); p && ok; p = p->next)
         ok = (!p->index || kvr_index_validate(p->index, &why)) && kvr_router_validate(p->router, &why);
     if (ok) admin_ok(c, 200);
     else admin_error(c, 500, why);
@@ -95,28 +96,29 @@ static void validate(struct admin *s, struct kvr_http_conn *c)
 
 /* ---- GET --------------------------------------------------------------------------------------------- */
 
-static void get_page(struct admin *s, struct kvr_http_conn *c)
+static void get_page(struct admin *admin, struct kvr_http_conn *c)
 {
-    (void)s;
+    (void)admin;
     kvr_http_reply(c, 200, "text/html; charset=utf-8", NULL, admin_page, strlen(admin_page));
 }
 
-static void get_health(struct admin *s, struct kvr_http_conn *c)
+static void get_health(struct admin *admin, struct kvr_http_conn *c)
 {
-    if (process_is_ending(s->process)) admin_error(c, 503, "shutting down");
+    if (process_is_ending(admin->process)) admin_error(c, 503, "shutting down");
     else admin_ok(c, 200);
 }
 
-static void get_ready(struct admin *s, struct kvr_http_conn *c)
+static void get_ready(struct admin *admin, struct kvr_http_conn *c)
 {
     const char *why;
     struct kvr_buf b = {0};
     size_t schedulable = 0, workers = 0;
-    if (serve_ready(s->data, &why)) {
+    if (serve_ready(admin->data, &why)) {
         admin_ok(c, 200);
         return;
     }
-    for (const struct worker *w = workers_first(s->workers); w; w = w->next, workers++) schedulable += worker_is_schedulable(w, now_ms());
+    for (const struct worker *w = workers_first(admin->workers); w; w = w->next, workers++)
+        schedulable += worker_is_schedulable(w, now_ms());
     kvr_json_open(&b, '{');
     kvr_json_put_str(&b, "error", why);
     kvr_json_put_u64(&b, "workers", workers);
@@ -125,10 +127,10 @@ static void get_ready(struct admin *s, struct kvr_http_conn *c)
     admin_reply(c, 503, &b);
 }
 
-static void get_metrics(struct admin *s, struct kvr_http_conn *c)
+static void get_metrics(struct admin *admin, struct kvr_http_conn *c)
 {
     struct kvr_buf b = {0};
-    metrics_write(s, &b);
+    metrics_write(admin, &b);
     kvr_http_reply_buf(c, 200, "text/plain; version=0.0.4", NULL, &b);
 }
 
@@ -145,56 +147,56 @@ static void read_filter(struct kvr_http_conn *c, struct filter *f)
     f->by_group = kvr_query_parameter(q, "routing_group", f->group, sizeof f->group) ? f->group : NULL;
 }
 
-static void get_workers(struct admin *s, struct kvr_http_conn *c)
+static void get_workers(struct admin *admin, struct kvr_http_conn *c)
 {
     struct filter f;
     struct kvr_buf b = {0};
     read_filter(c, &f);
-    admin_workers_write(s, &b, f.by_model, f.by_group);
+    admin_workers_write(admin, &b, f.by_model, f.by_group);
     admin_reply(c, 200, &b);
 }
 
-static void get_loads(struct admin *s, struct kvr_http_conn *c)
+static void get_loads(struct admin *admin, struct kvr_http_conn *c)
 {
     struct filter f;
     struct kvr_buf b = {0};
     read_filter(c, &f);
-    admin_loads_write(s, &b, f.by_model, f.by_group);
+    admin_loads_write(admin, &b, f.by_model, f.by_group);
     admin_reply(c, 200, &b);
 }
 
-static void get_dump(struct admin *s, struct kvr_http_conn *c)
+static void get_dump(struct admin *admin, struct kvr_http_conn *c)
 {
     struct kvr_buf b = {0};
-    if (s->o->overlap_credit <= 0) { /* not 200 and empty: nothing is known of what the workers hold */
+    if (admin->o->overlap_credit <= 0) { /* not 200 and empty: nothing is known of what the workers hold */
         admin_error(c, 400, kvr_strerror(-KVR_ENOINDEX));
         return;
     }
-    admin_dump_write(s, &b);
+    admin_dump_write(admin, &b);
     admin_reply(c, 200, &b);
 }
 
-static void get_status(struct admin *s, struct kvr_http_conn *c)
+static void get_status(struct admin *admin, struct kvr_http_conn *c)
 {
     struct kvr_buf b = {0};
-    status_write(s, &b);
+    status_write(admin, &b);
     admin_reply(c, 200, &b);
 }
 
-static void get_tokenizers(struct admin *s, struct kvr_http_conn *c)
+static void get_tokenizers(struct admin *admin, struct kvr_http_conn *c)
 {
     struct kvr_buf b = {0};
-    tokenizers_write(s->tokenizers, &b);
+    tokenizers_write(admin->tokenizers, &b);
     admin_reply(c, 200, &b);
 }
 
-static void get_decisions(struct admin *s, struct kvr_http_conn *c)
+static void get_decisions(struct admin *admin, struct kvr_http_conn *c)
 {
     char id[ID_MAX];
     struct kvr_buf b = {0};
     bool one = kvr_query_parameter(kvr_http_conn_request(c)->query, "id", id, sizeof id), found = true;
-    if (one) found = data_plane_decision_write(s->data, &b, id, strlen(id));
-    else data_plane_decisions_write(s->data, &b, 1000);
+    if (one) found = data_plane_decision_write(admin->data, &b, id, strlen(id));
+    else data_plane_decisions_write(admin->data, &b, 1000);
     if (found) {
         admin_reply(c, 200, &b);
         return;
@@ -210,14 +212,14 @@ static void put_threshold(struct kvr_buf *b, const char *key, double v)
     else kvr_json_double(b, v);
 }
 
-static void get_busy(struct admin *s, struct kvr_http_conn *c)
+static void get_busy(struct admin *admin, struct kvr_http_conn *c)
 {
     struct kvr_buf b = {0};
     struct kvr_busy_thresholds t;
     kvr_json_open(&b, '{');
     kvr_json_key(&b, "thresholds");
     kvr_json_open(&b, '[');
-    for (const struct partition *p = partitions_first(s->workers); p; p = p->next) {
+    for (const struct partition *p = partitions_first(admin->workers); p; p = p->next) {
         kvr_router_busy(p->router, &t);
         kvr_json_open(&b, '{');
         kvr_json_put_str(&b, "model", p->model[0] ? p->model : "default");
@@ -235,7 +237,7 @@ static void get_busy(struct admin *s, struct kvr_http_conn *c)
 /* ---- POST -------------------------------------------------------------------------------------------- */
 
 /* Only given fields change; none can be cleared. */
-static void set_busy(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
+static void set_busy(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
 {
     struct kvr_busy_thresholds t = {-1, -1, -1};
     char model[MODEL_MAX] = "";
@@ -248,33 +250,33 @@ static void set_busy(struct admin *s, struct kvr_http_conn *c, struct kvr_json o
         admin_bad_field(c, bad);
         return;
     }
-    for (struct partition *p = partitions_first(s->workers); p; p = p->next) {
+    for (struct partition *p = partitions_first(admin->workers); p; p = p->next) {
         if (model[0] && strcmp(model, p->model[0] ? p->model : "default")) continue;
         kvr_router_set_busy(p->router, &t);
         found++;
     }
-    if (found) get_busy(s, c);
+    if (found) get_busy(admin, c);
     else admin_error(c, 404, "unknown model");
 }
 
-static void post_query(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
+static void post_query(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
 {
-    admin_query(s, c, o, false);
+    admin_query(admin, c, o, false);
 }
 
-static void post_query_by_hash(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
+static void post_query_by_hash(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
 {
-    admin_query(s, c, o, true);
+    admin_query(admin, c, o, true);
 }
 
-static void post_select(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
+static void post_select(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
 {
-    selection_select(s, c, o, false);
+    selection_select(admin, c, o, false);
 }
 
-static void post_select_and_reserve(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
+static void post_select_and_reserve(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
 {
-    selection_select(s, c, o, true);
+    selection_select(admin, c, o, true);
 }
 
 /* ---- replicas ---------------------------------------------------------------------------------------- */
@@ -286,115 +288,115 @@ static void put_peer(void *ctx, const char *endpoint, bool live)
     kvr_json_str(b, endpoint, strlen(endpoint));
 }
 
-static bool has_sync(const struct admin *s, struct kvr_http_conn *c)
+static bool has_sync(const struct admin *admin, struct kvr_http_conn *c)
 {
-    if (replicas_run(s->peers)) return true;
+    if (replicas_run(admin->peers)) return true;
     admin_error(c, 400, "replica sync is off; start with --replica-sync-port");
     return false;
 }
 
-static void get_peers(struct admin *s, struct kvr_http_conn *c)
+static void get_peers(struct admin *admin, struct kvr_http_conn *c)
 {
     struct kvr_buf b = {0};
     kvr_json_open(&b, '[');
-    replicas_each_router(s->peers, put_peer, &b);
+    replicas_each_router(admin->peers, put_peer, &b);
     kvr_json_close(&b, ']');
     admin_reply(c, 200, &b);
 }
 
 #define PEER_REFUSAL "field 'endpoint' is missing or wrong, or there are too many; allowed: tcp://host:port of another router"
 
-static void change_peer(struct admin *s, struct kvr_http_conn *c, struct kvr_json o, bool add)
+static void change_peer(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o, bool add)
 {
     char endpoint[256] = "";
     const char *bad = NULL;
-    if (!has_sync(s, c)) return;
+    if (!has_sync(admin, c)) return;
     if (!member_text(o, "endpoint", endpoint, sizeof endpoint, &bad) || !endpoint[0]) {
         admin_error(c, 400, PEER_REFUSAL);
         return;
     }
-    int rc = add ? replicas_add_router(s->peers, endpoint) : replicas_remove_router(s->peers, endpoint);
+    int rc = add ? replicas_add_router(admin->peers, endpoint) : replicas_remove_router(admin->peers, endpoint);
     if (rc == -KVR_EINVAL || rc == -KVR_ELIMIT) admin_error(c, 400, PEER_REFUSAL);
     else if (rc == -KVR_ENOTFOUND) admin_error(c, 404, "peer not found");
     else if (rc == -KVR_ENOMEM) admin_error(c, 503, "out of memory");
     else admin_ok(c, add ? 201 : 200); /* one that is known is no error */
 }
 
-static void post_register_peer(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
+static void post_register_peer(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
 {
-    change_peer(s, c, o, true);
+    change_peer(admin, c, o, true);
 }
 
-static void post_deregister_peer(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
+static void post_deregister_peer(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
 {
-    change_peer(s, c, o, false);
+    change_peer(admin, c, o, false);
 }
 
 /* ---- the index, for others ------------------------------------------------------------------------------ */
 
-static bool serves_index(const struct admin *s, struct kvr_http_conn *c)
+static bool serves_index(const struct admin *admin, struct kvr_http_conn *c)
 {
-    if (!served_is_on(s->peers)) admin_error(c, 404, "this router does not serve its index (--serve-indexer)");
-    return served_is_on(s->peers);
+    if (!served_is_on(admin->peers)) admin_error(c, 404, "this router does not serve its index (--serve-indexer)");
+    return served_is_on(admin->peers);
 }
 
-static void post_index_query(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
+static void post_index_query(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
 {
-    if (serves_index(s, c)) served_post_query(s->peers, c, o);
+    if (serves_index(admin, c)) served_post_query(admin->peers, c, o);
 }
 
-static void post_index_record(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
+static void post_index_record(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
 {
-    if (serves_index(s, c)) served_post_record(s->peers, c, o);
+    if (serves_index(admin, c)) served_post_record(admin->peers, c, o);
 }
 
-static void get_index_info(struct admin *s, struct kvr_http_conn *c)
+static void get_index_info(struct admin *admin, struct kvr_http_conn *c)
 {
-    if (serves_index(s, c)) served_get_info(s->peers, c);
+    if (serves_index(admin, c)) served_get_info(admin->peers, c);
 }
 
-static void post_index_info(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
+static void post_index_info(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
 {
     (void)o;
-    get_index_info(s, c);
+    get_index_info(admin, c);
 }
 
-static void post_packed(struct admin *s, struct kvr_http_conn *c, struct kvr_text path)
+static void post_packed(struct admin *admin, struct kvr_http_conn *c, struct kvr_text path)
 {
     if (!served_takes_packed(path)) admin_error(c, 415, "only /" KVR_SERVICE_QUERY " and /" KVR_SERVICE_RECORD " take " KVR_PACKED_TYPE);
-    else if (serves_index(s, c)) served_post_packed(s->peers, c);
+    else if (serves_index(admin, c)) served_post_packed(admin->peers, c);
 }
 
 /* ---- keys of the data port --------------------------------------------------------------------------- */
 
-static bool has_keys(const struct admin *s, struct kvr_http_conn *c)
+static bool has_keys(const struct admin *admin, struct kvr_http_conn *c)
 {
-    if (!keyrings_are_used(s->config)) admin_error(c, 404, "the data port asks for no keys (--api-key-file)");
-    return keyrings_are_used(s->config);
+    if (!keyrings_are_used(admin->config)) admin_error(c, 404, "the data port asks for no keys (--api-key-file)");
+    return keyrings_are_used(admin->config);
 }
 
-static void get_api_keys(struct admin *s, struct kvr_http_conn *c)
+static void get_api_keys(struct admin *admin, struct kvr_http_conn *c)
 {
     struct kvr_buf b = {0};
-    if (!has_keys(s, c)) return;
-    keyrings_write(s->config, &b);
+    if (!has_keys(admin, c)) return;
+    keyrings_write(admin->config, &b);
     admin_reply(c, 200, &b);
 }
 
-static void reload_api_keys(struct admin *s, struct kvr_http_conn *c)
+static void reload_api_keys(struct admin *admin, struct kvr_http_conn *c)
 {
     char err[512];
-    if (!has_keys(s, c)) return;
-    if (reload_file(s, RELOAD_API_KEYS, "POST /api_keys/reload", err, sizeof err)) admin_error(c, 400, err);
-    else get_api_keys(s, c);
+    if (!has_keys(admin, c)) return;
+    if (reload_file(admin, RELOAD_API_KEYS, "POST /api_keys/reload", err, sizeof err)) admin_error(c, 400, err);
+    else get_api_keys(admin, c);
 }
 
 /* ---- routes ------------------------------------------------------------------------------------------ */
 
 static const struct {
     const char *path;
-    void (*get)(struct admin *s, struct kvr_http_conn *c);
-    void (*post)(struct admin *s, struct kvr_http_conn *c, struct kvr_json o);
+    void (*get)(struct admin *admin, struct kvr_http_conn *c);
+    void (*post)(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o);
 } routes[] = {
     {"/", get_page, NULL},
     {"/health", get_health, NULL},
@@ -437,7 +439,7 @@ static const struct {
 
 /* Routes of our own take no member that they do not read. Those that stand in for other services' take what these would, and the answer
  * names what was ignored. A worker's members are looked at where they are read. */
-static bool members_are_known(struct admin *s, struct kvr_http_conn *c, struct kvr_json o, admin_post_fn *fn)
+static bool members_are_known(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o, admin_post_fn *fn)
 {
     static const char *const mode[] = {"router_mode", NULL}, *const peer[] = {"endpoint", NULL},
                              *const busy[] = {"model", "active_decode_blocks_threshold", "active_prefill_tokens_threshold",
@@ -452,10 +454,10 @@ static bool members_are_known(struct admin *s, struct kvr_http_conn *c, struct k
     if (fn == admin_post_worker || kvr_prompt_is_text(o)) return true;
     for (size_t i = 0; i < KVR_ARRAY_LEN(own); i++)
         if (own[i].fn == fn) known = own[i].known, strict = true;
-    kvr_unknown_members(o, &known, 1, &s->ignored);
-    if (!strict || !s->ignored.n) return true;
-    kvr_unknown_member_say(s->ignored.names[0], &known, 1, text, sizeof text);
-    s->ignored.n = 0;
+    kvr_unknown_members(o, &known, 1, &admin->ignored);
+    if (!strict || !admin->ignored.n) return true;
+    kvr_unknown_member_say(admin->ignored.names[0], &known, 1, text, sizeof text);
+    admin->ignored.n = 0;
     admin_error(c, 400, text);
     return false;
 }
@@ -463,34 +465,34 @@ static bool members_are_known(struct admin *s, struct kvr_http_conn *c, struct k
 /* Of the answer that is being written. */
 static void put_ignored(struct kvr_http_conn *c, struct kvr_buf *head, void *ctx)
 {
-    const struct admin *s = ctx;
+    const struct admin *admin = ctx;
     (void)c;
-    if (!s->ignored.n) return;
+    if (!admin->ignored.n) return;
     kvr_buf_str(head, "x-kvroute-ignored: ");
-    for (size_t i = 0; i < s->ignored.n; i++) {
+    for (size_t i = 0; i < admin->ignored.n; i++) {
         kvr_buf_str(head, i ? ", " : "");
-        for (const char *p = s->ignored.names[i]; *p; p++) kvr_buf_add(head, *p > 0x20 && *p < 0x7f && *p != ',' ? p : "?", 1);
+        for (const char *p = admin->ignored.names[i]; *p; p++) kvr_buf_add(head, *p > 0x20 && *p < 0x7f && *p != ',' ? p : "?", 1);
     }
     kvr_buf_str(head, "\r\n");
 }
 
 /* No prompt of more than --max-prompt-tokens, as whatever it is given. Returns: false after having answered. */
-static bool prompt_is_small_enough(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
+static bool prompt_is_small_enough(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
 {
     static const char *const keys[] = {"token_ids", "tokens", "block_hashes", "sequence_hashes"};
     char text[160];
     for (size_t i = 0; i < KVR_ARRAY_LEN(keys); i++) {
-        if (kvr_json_count(kvr_json_get(o, keys[i])) <= s->o->max_prompt_tokens) continue;
-        data_plane_count_long_prompt(s->data);
+        if (kvr_json_count(kvr_json_get(o, keys[i])) <= admin->o->max_prompt_tokens) continue;
+        data_plane_count_long_prompt(admin->data);
         snprintf(text, sizeof text, "field '%s' has more than %llu entries, which is --max-prompt-tokens", keys[i],
-                 (unsigned long long)s->o->max_prompt_tokens);
+                 (unsigned long long)admin->o->max_prompt_tokens);
         admin_error(c, 413, text);
         return false;
     }
-    if (!s->text_ids || s->text_ids->n <= s->o->max_prompt_tokens) return true;
-    data_plane_count_long_prompt(s->data);
-    snprintf(text, sizeof text, "the prompt has %zu tokens, more than the %llu of --max-prompt-tokens", s->text_ids->n,
-             (unsigned long long)s->o->max_prompt_tokens);
+    if (!admin->text_ids || admin->text_ids->n <= admin->o->max_prompt_tokens) return true;
+    data_plane_count_long_prompt(admin->data);
+    snprintf(text, sizeof text, "the prompt has %zu tokens, more than the %llu of --max-prompt-tokens", admin->text_ids->n,
+             (unsigned long long)admin->o->max_prompt_tokens);
     admin_error(c, 413, text);
     return false;
 }
@@ -509,11 +511,11 @@ static bool needs_index(admin_post_fn *fn, struct kvr_json o)
 }
 
 /* holds: as of admin_ask_first. */
-static void post_object(struct admin *s, struct kvr_http_conn *c, struct kvr_json o, struct kvr_json_parser **holds, admin_post_fn *fn)
+static void post_object(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o, struct kvr_json_parser **holds, admin_post_fn *fn)
 {
-    if (!members_are_known(s, c, o, fn)) return;
-    if (prompt_is_small_enough(s, c, o) && (!needs_index(fn, o) || !admin_ask_first(s, c, o, holds, fn))) fn(s, c, o);
-    s->ignored.n = 0;
+    if (!members_are_known(admin, c, o, fn)) return;
+    if (prompt_is_small_enough(admin, c, o) && (!needs_index(fn, o) || !admin_ask_first(admin, c, o, holds, fn))) fn(admin, c, o);
+    admin->ignored.n = 0;
 }
 
 /* Is its prompt text? A question by hashes has none. */
@@ -522,16 +524,16 @@ static bool takes_text(admin_post_fn *fn, struct kvr_json o)
     return fn != post_query_by_hash && needs_index(fn, o) && kvr_prompt_is_text(o);
 }
 
-static void post_text(struct admin *s, struct kvr_http_conn *c, struct kvr_json o, struct kvr_json_parser **holds, admin_post_fn *fn,
+static void post_text(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o, struct kvr_json_parser **holds, admin_post_fn *fn,
                       const struct admin_text *text)
 {
     if (text->status) {
         admin_error(c, text->status, text->why);
         return;
     }
-    s->text_ids = text->ids;
-    post_object(s, c, o, holds, fn);
-    s->text_ids = NULL;
+    admin->text_ids = text->ids;
+    post_object(admin, c, o, holds, fn);
+    admin->text_ids = NULL;
 }
 
 /* A body that is read on a thread, and the tokens of its prompt when that is text. */
@@ -563,33 +565,33 @@ static void on_large_over(struct kvr_json_body *b)
     admin_text_free(&((struct large_post *)b)->text);
 }
 
-static void post_on_thread(struct admin *s, struct kvr_http_conn *c, admin_post_fn *fn)
+static void post_on_thread(struct admin *admin, struct kvr_http_conn *c, admin_post_fn *fn)
 {
     struct large_post *p = calloc(1, sizeof *p);
     if (!p) {
         admin_error(c, 503, "out of memory");
         return;
     }
-    *p = (struct large_post){.b = {.on_thread = on_thread, .on_read = on_large_post, .on_over = on_large_over}, .admin = s, .fn = fn};
-    kvr_json_body_start(&p->b, &s->jobs, &s->process->main_loop, c);
+    *p = (struct large_post){.b = {.on_thread = on_thread, .on_read = on_large_post, .on_over = on_large_over}, .admin = admin, .fn = fn};
+    kvr_json_body_start(&p->b, &admin->jobs, &admin->process->main_loop, c);
 }
 
-static void post(struct admin *s, struct kvr_http_conn *c, admin_post_fn *fn)
+static void post(struct admin *admin, struct kvr_http_conn *c, admin_post_fn *fn)
 {
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
     struct kvr_json o;
     struct admin_text text;
     if (kvr_json_body_is_large(c)) {
-        post_on_thread(s, c, fn);
-    } else if (!admin_parse_object(s, c, &o)) {
+        post_on_thread(admin, c, fn);
+    } else if (!admin_parse_object(admin, c, &o)) {
         return;
     } else if (!takes_text(fn, o)) {
-        post_object(s, c, o, NULL, fn);
+        post_object(admin, c, o, NULL, fn);
     } else if (rq->body_len > KVR_TOKENIZER_INLINE) {
-        post_on_thread(s, c, fn);
+        post_on_thread(admin, c, fn);
     } else {
-        admin_text_make(s, o, rq->body, rq->body_len, &text);
-        post_text(s, c, o, NULL, fn, &text);
+        admin_text_make(admin, o, rq->body, rq->body_len, &text);
+        post_text(admin, c, o, NULL, fn, &text);
         admin_text_free(&text);
     }
 }
@@ -608,30 +610,30 @@ static bool worker_path(struct kvr_text path, uint64_t *id)
     return under(path, "/workers/", &rest) && kvr_parse_u64(rest.ptr, rest.len, UINT64_MAX, id);
 }
 
-static void one_worker(struct admin *s, struct kvr_http_conn *c, uint64_t id)
+static void one_worker(struct admin *admin, struct kvr_http_conn *c, uint64_t id)
 {
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
     struct kvr_json o;
     if (kvr_text_is(rq->method, "DELETE")) {
-        if (worker_remove(s->workers, id)) admin_ok(c, 200);
+        if (worker_remove(admin->workers, id)) admin_ok(c, 200);
         else admin_error(c, 404, "worker not found");
     } else if (kvr_text_is(rq->method, "PATCH")) {
-        if (admin_parse_object(s, c, &o)) admin_patch_worker(s, c, id, o);
+        if (admin_parse_object(admin, c, &o)) admin_patch_worker(admin, c, id, o);
     } else {
         admin_error(c, 405, "method not allowed; use PATCH or DELETE");
     }
 }
 
-static void one_reservation(struct admin *s, struct kvr_http_conn *c, struct kvr_text rest)
+static void one_reservation(struct admin *admin, struct kvr_http_conn *c, struct kvr_text rest)
 {
     const char *slash = memchr(rest.ptr, '/', rest.len);
     size_t id_len = slash ? (size_t)(slash - rest.ptr) : rest.len;
     struct kvr_text verb = {slash ? slash + 1 : rest.ptr + rest.len, slash ? rest.len - id_len - 1 : 0};
-    selection_one(s, c, rest.ptr, id_len, verb);
+    selection_one(admin, c, rest.ptr, id_len, verb);
 }
 
 /* Answers what may not go on. */
-static bool may(struct admin *s, struct kvr_http_conn *c)
+static bool may(struct admin *admin, struct kvr_http_conn *c)
 {
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
     struct kvr_access_refusal no;
@@ -639,7 +641,7 @@ static bool may(struct admin *s, struct kvr_http_conn *c)
     if (kvr_text_is(rq->path, "/health") || kvr_text_is(rq->path, "/ready")) flags = KVR_ACCESS_PROBE;
     else if (kvr_text_is(rq->path, "/")) flags = KVR_ACCESS_KEYLESS;
     else if (served_takes_packed(rq->path)) flags = KVR_ACCESS_PACKED;
-    if (kvr_access_check(s->access, rq, flags, &no)) return true;
+    if (kvr_access_check(admin->access, rq, flags, &no)) return true;
     admin_refuse(c, &no);
     return false;
 }
@@ -651,47 +653,47 @@ static bool needs_worker(struct kvr_http_conn *c, struct kvr_text path)
            (kvr_text_is(path, "/request") && kvr_json_body_is_large(c));
 }
 
-static void begin(struct admin *s, struct kvr_http_conn *c)
+static void begin(struct admin *admin, struct kvr_http_conn *c)
 {
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
     struct kvr_text rest;
     uint64_t id;
     bool get = kvr_text_is(rq->method, "GET"), is_post = kvr_text_is(rq->method, "POST");
-    if (!may(s, c)) return;
+    if (!may(admin, c)) return;
     if (worker_path(rq->path, &id)) {
-        one_worker(s, c, id);
+        one_worker(admin, c, id);
         return;
     }
     if (under(rq->path, "/reservations/", &rest)) {
-        one_reservation(s, c, rest);
+        one_reservation(admin, c, rest);
         return;
     }
     if (is_post && kvr_text_is(rq->path, "/api_keys/reload")) { /* which has no body */
-        reload_api_keys(s, c);
+        reload_api_keys(admin, c);
         return;
     }
     if (is_post && kvr_text_is(rq->path, "/reload")) {
-        reload_post(s, c);
+        reload_post(admin, c);
         return;
     }
     if (is_post && kvr_text_is(rq->path, "/debug/validate")) {
-        validate(s, c);
+        validate(admin, c);
         return;
     }
     if (is_post && kvr_media_type_is(kvr_headers_get(rq->headers, "content-type"), KVR_PACKED_TYPE)) {
-        post_packed(s, c, rq->path);
+        post_packed(admin, c, rq->path);
         return;
     }
-    if (is_post && needs_worker(c, rq->path) && selection_hold(s, c)) return;
+    if (is_post && needs_worker(c, rq->path) && selection_hold(admin, c)) return;
     if (kvr_text_is(rq->method, "PUT") && kvr_text_is(rq->path, "/models_config")) {
-        models_put(s, c);
+        models_put(admin, c);
         return;
     }
     for (size_t i = 0; i < KVR_ARRAY_LEN(routes); i++) {
         if (!kvr_text_is(rq->path, routes[i].path)) continue;
-        if (get && routes[i].get) routes[i].get(s, c);
+        if (get && routes[i].get) routes[i].get(admin, c);
         else if (!is_post || !routes[i].post) admin_error(c, 405, "method not allowed");
-        else post(s, c, routes[i].post);
+        else post(admin, c, routes[i].post);
         return;
     }
     admin_error(c, 404, "unknown path");
@@ -699,57 +701,57 @@ static void begin(struct admin *s, struct kvr_http_conn *c)
 
 static void on_request(struct kvr_http_conn *c, void *ctx)
 {
-    struct admin *s = ctx;
-    begin(s, c);
-    selection_release(s); /* it may have brought a worker */
+    struct admin *admin = ctx;
+    begin(admin, c);
+    selection_release(admin); /* it may have brought a worker */
 }
 
 static void body_room(struct kvr_http_conn *c, void *ctx, struct kvr_http_room *room)
 {
-    const struct admin *s = ctx;
-    room->bytes = KVR_MIN(room->bytes, kvr_access_body_room(s->access, kvr_http_conn_request(c)));
+    const struct admin *admin = ctx;
+    room->bytes = KVR_MIN(room->bytes, kvr_access_body_room(admin->access, kvr_http_conn_request(c)));
 }
 
 static void on_gone(struct kvr_http_conn *c, void *ctx)
 {
-    struct admin *s = ctx;
-    if (!adapters_gone(s, c) && !admin_ask_gone(s, c) && !kvr_json_body_on_gone(&s->jobs, c)) selection_gone(s, c);
+    struct admin *admin = ctx;
+    if (!adapters_gone(admin, c) && !admin_ask_gone(admin, c) && !kvr_json_body_on_gone(&admin->jobs, c)) selection_gone(admin, c);
 }
 
-int admin_open(struct admin *s, char *err, size_t cap)
+int admin_open(struct admin *admin, char *err, size_t cap)
 {
-    struct kvr_access_config c = {s->o->admin_host, s->o->admin_allowed_hosts, s->o->admin_key_file, s->o->advertise_host};
+    struct kvr_access_config c = {admin->o->admin_host, admin->o->admin_allowed_hosts, admin->o->admin_key_file, admin->o->advertise_host};
     char why[400];
-    if (kvr_access_create(&c, &s->access, why, sizeof why) == 0) {
-        if (kvr_access_warning(s->access, why, sizeof why))
-            kvr_log_warning("kvroute %s: %s (--admin-key-file)", s->o->select_only ? "select" : "serve", why);
+    if (kvr_access_create(&c, &admin->access, why, sizeof why) == 0) {
+        if (kvr_access_warning(admin->access, why, sizeof why))
+            kvr_log_warning("kvroute %s: %s (--admin-key-file)", admin->o->select_only ? "select" : "serve", why);
         return 0;
     }
     snprintf(err, cap, "--admin-key-file: %s", why);
     return -1;
 }
 
-int admin_start(struct admin *s, const struct admin_port *port)
+int admin_start(struct admin *admin, const struct admin_port *port)
 {
-    struct kvr_http_server_config sc = {.host = s->o->admin_host,
-                                        .port = (uint16_t)s->o->admin_port,
+    struct kvr_http_server_config sc = {.host = admin->o->admin_host,
+                                        .port = (uint16_t)admin->o->admin_port,
                                         .listener = port->socket,
                                         .waits = port->waits,
-                                        .body_max = s->o->max_body_size,
+                                        .body_max = admin->o->max_body_size,
                                         .body_option = "--max-body-size",
                                         .connections_max = port->connections_max,
                                         .head_timeout_s = 10,
                                         .body_timeout_s = 30,
                                         .idle_timeout_s = 60,
-                                        .write_timeout_s = s->o->client_write_timeout,
-                                        .shared = &s->http,
-                                        .tls = config_admin_tls(s->config),
-                                        .handler = {on_request, on_gone, NULL, admin_error_body, s},
+                                        .write_timeout_s = admin->o->client_write_timeout,
+                                        .shared = &admin->http,
+                                        .tls = config_admin_tls(admin->config),
+                                        .handler = {on_request, on_gone, NULL, admin_error_body, admin},
                                         .put_headers = put_ignored,
                                         .body_room = body_room};
-    int rc = selection_start(s, begin);
-    if (!rc) rc = remote_open(s->peers, &s->process->main_loop, s->process->client, s->remotes, &s->remotes_n);
-    return rc ? rc : kvr_http_server_start(&s->process->main_loop, &sc, &s->server);
+    int rc = selection_start(admin, begin);
+    if (!rc) rc = remote_open(admin->peers, &admin->process->main_loop, admin->process->client, admin->remotes, &admin->remotes_n);
+    return rc ? rc : kvr_http_server_start(&admin->process->main_loop, &sc, &admin->server);
 }
 
 /* ---- for the rooms above ------------------------------------------------------------------------------- */

@@ -36,13 +36,13 @@ struct admin_port {
 };
 
 struct admin *admin_create(struct process *p, const struct admin_uses *uses); /* NULL: out of memory */
-int admin_open(struct admin *a, char *err, size_t cap); /* reads --admin-key-file. Returns: 0, or -1 with the reason in err */
-int admin_text_open(struct admin *a, char *err, size_t cap); /* on select: for prompts that are text. Returns: as above */
+int admin_open(struct admin *a, char *err, size_t cap);          /* reads --admin-key-file. Returns: 0, or -1 with the reason in err */
+int admin_text_open(struct admin *a, char *err, size_t cap);     /* on select: for prompts that are text. Returns: as above */
 int admin_start(struct admin *a, const struct admin_port *port); /* Returns: 0 or UV_E... */
-void admin_tick(struct admin *a);   /* every 0.1 s */
-void admin_second(struct admin *a); /* every second */
-void admin_stop(struct admin *a);   /* nothing is answered any more */
-void admin_destroy(struct admin *a); /* NULL is fine */
+void admin_tick(struct admin *a);                                /* every 0.1 s */
+void admin_second(struct admin *a);                              /* every second */
+void admin_stop(struct admin *a);                                /* nothing is answered any more */
+void admin_destroy(struct admin *a);                             /* NULL is fine */
 
 /* Is a selection of this partition booked, or does one wait? */
 bool admin_asks_partition(struct admin *a, const struct partition *p);

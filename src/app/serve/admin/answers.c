@@ -70,7 +70,7 @@ bool admin_is_object(struct kvr_http_conn *c, const struct kvr_json_read *r)
     return false;
 }
 
-bool admin_parse_object(struct admin *s, struct kvr_http_conn *c, struct kvr_json *o)
+bool admin_parse_object(struct admin *admin, struct kvr_http_conn *c, struct kvr_json *o)
 {
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
     if (rq->body_len > KVR_JOB_BYTES) {
@@ -78,7 +78,7 @@ bool admin_parse_object(struct admin *s, struct kvr_http_conn *c, struct kvr_jso
         return false;
     }
     struct kvr_json_read r;
-    kvr_json_read(&r, s->process->json, rq->body, rq->body_len);
+    kvr_json_read(&r, admin->process->json, rq->body, rq->body_len);
     *o = r.root;
     return admin_is_object(c, &r);
 }

@@ -7,9 +7,10 @@
  * The route reads the question once more, on the same loop, so that it need not know where overlaps come from. When the index cannot be
  * asked, the answer is 503 and why, not one as if nothing were cached.
  */
+#include "app/serve/admin/room.h"
+
 #include <string.h>
 
-#include "app/serve/admin/room.h"
 #include "app/serve/peers/remote.h"
 #include "net/replication/remote_index.h"
 
@@ -40,17 +41,17 @@ static void asking_free(struct asking *a)
     free(a);
 }
 
-const char *remote_why(const struct admin *s)
+const char *remote_why(const struct admin *admin)
 {
     const char *why = "";
-    for (size_t i = 0; i < s->remotes_n && !why[0]; i++) why = kvr_remote_why(s->remotes[i]);
+    for (size_t i = 0; i < admin->remotes_n && !why[0]; i++) why = kvr_remote_why(admin->remotes[i]);
     return why;
 }
 
-static void refuse(struct admin *s, struct kvr_http_conn *c)
+static void refuse(struct admin *admin, struct kvr_http_conn *c)
 {
     char text[400];
-    const char *why = remote_why(s);
+    const char *why = remote_why(admin);
     if (!why[0]) why = "the server has not answered this question";
     snprintf(text, sizeof text, "the index of this router is elsewhere (--use-remote-indexer) and cannot be asked: %.250s", why);
     admin_error(c, 503, text);
@@ -59,25 +60,25 @@ static void refuse(struct admin *s, struct kvr_http_conn *c)
 /* All have answered. */
 static void go_on(struct asking *a)
 {
-    struct admin *s = a->admin;
+    struct admin *admin = a->admin;
     struct kvr_http_conn *c = a->conn;
     struct kvr_json o;
     kvr_http_conn_set_user(c, NULL);
     if (a->failed) {
         asking_free(a);
-        refuse(s, c);
+        refuse(admin, c);
         return;
     }
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
     if (a->json) o = a->root;
-    if (!a->json && kvr_json_parse(s->process->json, rq->body, rq->body_len, &o, NULL)) {
+    if (!a->json && kvr_json_parse(admin->process->json, rq->body, rq->body_len, &o, NULL)) {
         admin_error(c, 503, "out of memory");
     } else {
-        s->fetched = &a->got;
-        s->text_ids = a->text_ids;
-        a->fn(s, c, o);
-        s->fetched = NULL;
-        s->text_ids = NULL;
+        admin->fetched = &a->got;
+        admin->text_ids = a->text_ids;
+        a->fn(admin, c, o);
+        admin->fetched = NULL;
+        admin->text_ids = NULL;
     }
     asking_free(a);
 }
@@ -116,26 +117,26 @@ static uint64_t *locals_of(const struct question *q, size_t *n)
     return out;
 }
 
-static void model_of(const struct admin *s, const struct question *q, char *out, size_t cap)
+static void model_of(const struct admin *admin, const struct question *q, char *out, size_t cap)
 {
-    if (!remote_model(s->peers, q->partition->block_size, out, cap))
+    if (!remote_model(admin->peers, q->partition->block_size, out, cap))
         snprintf(out, cap, "%s",
                  q->model[0]              ? q->model
                  : q->partition->model[0] ? q->partition->model
-                 : s->o->model            ? s->o->model
+                 : admin->o->model        ? admin->o->model
                                           : "default");
 }
 
 /* Returns: false when one cannot be asked. */
 static bool ask(struct asking *a, const struct question *q)
 {
-    struct admin *s = a->admin;
+    struct admin *admin = a->admin;
     char model[MODEL_MAX + 16];
     size_t n;
     uint64_t *locals = locals_of(q, &n);
-    model_of(s, q, model, sizeof model);
-    for (size_t i = 0; locals && n && i < s->remotes_n && !a->failed; i++) {
-        a->queries[i] = kvr_remote_ask(s->remotes[i], model, locals, n, q->isl, on_scores, a);
+    model_of(admin, q, model, sizeof model);
+    for (size_t i = 0; locals && n && i < admin->remotes_n && !a->failed; i++) {
+        a->queries[i] = kvr_remote_ask(admin->remotes[i], model, locals, n, q->isl, on_scores, a);
         if (a->queries[i]) a->unanswered++;
         else a->failed = true;
     }
@@ -144,37 +145,37 @@ static bool ask(struct asking *a, const struct question *q)
     return ok;
 }
 
-bool admin_ask_first(struct admin *s, struct kvr_http_conn *c, struct kvr_json o, struct kvr_json_parser **holds, admin_post_fn *fn)
+bool admin_ask_first(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o, struct kvr_json_parser **holds, admin_post_fn *fn)
 {
     struct question q;
-    if (!s->remotes_n || s->fetched) return false;
-    if (!(fn == selection_pair ? question_read_pair : question_read)(s, c, o, &q)) return true;
+    if (!admin->remotes_n || admin->fetched) return false;
+    if (!(fn == selection_pair ? question_read_pair : question_read)(admin, c, o, &q)) return true;
     struct asking *a = calloc(1, sizeof *a);
     if (!a) {
         question_free(&q);
         admin_error(c, 503, "out of memory");
         return true;
     }
-    *a = (struct asking){.next = s->askings, .admin = s, .conn = c, .fn = fn, .json = holds ? *holds : NULL, .root = o};
-    if (s->text_ids) a->text_ids = kvr_ids_ref(s->text_ids);
+    *a = (struct asking){.next = admin->askings, .admin = admin, .conn = c, .fn = fn, .json = holds ? *holds : NULL, .root = o};
+    if (admin->text_ids) a->text_ids = kvr_ids_ref(admin->text_ids);
     if (holds) *holds = NULL;
-    s->askings = a;
+    admin->askings = a;
     kvr_http_conn_set_user(c, a); /* so that its end is told */
     bool ok = ask(a, &q);
     question_free(&q);
     if (!ok) {
         kvr_http_conn_set_user(c, NULL);
         asking_free(a);
-        refuse(s, c);
+        refuse(admin, c);
     } else if (!a->unanswered) { /* no whole block: nothing can be cached */
         go_on(a);
     }
     return true;
 }
 
-bool admin_ask_gone(struct admin *s, const struct kvr_http_conn *c)
+bool admin_ask_gone(struct admin *admin, const struct kvr_http_conn *c)
 {
-    for (struct asking *a = s->askings; a; a = a->next) {
+    for (struct asking *a = admin->askings; a; a = a->next) {
         if (a->conn != c) continue;
         asking_free(a);
         return true;

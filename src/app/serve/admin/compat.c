@@ -5,10 +5,9 @@
  * router's own families; only names and labels differ.
  */
 #include "app/serve/admin/room.h"
-#include "app/serve/admin/room.h"
 
-#include "wire/prom_page.h"
 #include "app/serve/workers/model_counts.h"
+#include "wire/prom_page.h"
 
 enum kind { KIND_TIME, KIND_GAUGE, KIND_COUNTER, KIND_ENDS };
 
@@ -84,7 +83,7 @@ static void put_one(void *ctx, const struct model_counts *m)
     }
 }
 
-void compat_metrics(struct admin *s, struct kvr_prom_page *b)
+void compat_metrics(struct admin *admin, struct kvr_prom_page *b)
 {
     static const char *const types[] = {"histogram", "gauge", "counter", "counter"};
     static const struct {
@@ -92,10 +91,10 @@ void compat_metrics(struct admin *s, struct kvr_prom_page *b)
         const struct row *rows;
         size_t n;
     } sets[] = {{NULL, NULL, 0}, {"vllm:", vllm, KVR_ARRAY_LEN(vllm)}, {"sglang:", sglang, KVR_ARRAY_LEN(sglang)}};
-    int k = s->o->metrics_compat;
+    int k = admin->o->metrics_compat;
     for (size_t i = 0; i < sets[k].n; i++) {
         const struct row *row = &sets[k].rows[i];
         kvr_prom_family(b, sets[k].prefix, row->name, types[row->kind], row->help);
-        model_counts_each(s->workers, put_one, &(struct writing){b, row});
+        model_counts_each(admin->workers, put_one, &(struct writing){b, row});
     }
 }

@@ -17,22 +17,22 @@
 #include "net/http/process_metrics.h"
 
 /* Of a worker that has gone meanwhile: that of any other. */
-static const char *role_of(struct admin *s, uint64_t id)
+static const char *role_of(struct admin *admin, uint64_t id)
 {
-    workers_lock(s->workers);
-    const struct worker *w = worker_find_locked(s->workers, id);
+    workers_lock(admin->workers);
+    const struct worker *w = worker_find_locked(admin->workers, id);
     enum worker_role role = w ? w->role : ROLE_BOTH;
-    workers_unlock(s->workers);
+    workers_unlock(admin->workers);
     return role_name(role);
 }
 
-static void put_loads(struct admin *s, struct kvr_prom_page *b)
+static void put_loads(struct admin *admin, struct kvr_prom_page *b)
 {
     size_t n;
-    struct kvr_rank_load *l = admin_all_loads(s, b->out, &n);
+    struct kvr_rank_load *l = admin_all_loads(admin, b->out, &n);
     const char **roles = malloc((n + 1) * sizeof *roles);
     if (!roles) b->out->failed = true;
-    for (size_t i = 0; roles && i < n; i++) roles[i] = role_of(s, l[i].worker.worker_id);
+    for (size_t i = 0; roles && i < n; i++) roles[i] = role_of(admin, l[i].worker.worker_id);
     if (!roles) n = 0;
 #define PUT(name, field, help)                                                                                                             \
     put_family(b, name, "gauge", help);                                                                                                    \
@@ -47,21 +47,22 @@ static void put_loads(struct admin *s, struct kvr_prom_page *b)
     free(l);
 }
 
-void metrics_write(struct admin *s, struct kvr_buf *out)
+void metrics_write(struct admin *admin, struct kvr_buf *out)
 {
     struct kvr_prom_page page = {.out = out}, *b = &page;
-    kvr_process_metrics(s->o->select_only ? "select" : "serve", b);
-    put_gauge(b, "draining", "1 while the process ends: it is not ready any more", process_is_ending(s->process));
-    data_plane_metrics(s->data, b);
-    workers_metrics(s->workers, b);
-    put_loads(s, b);
-    if (!s->o->select_only) {
-        compat_metrics(s, b);
-        tokenizers_metrics(s->tokenizers, b);
+    kvr_process_metrics(admin->o->select_only ? "select" : "serve", b);
+    put_gauge(b, "draining", "1 while the process ends: it is not ready any more", process_is_ending(admin->process));
+    data_plane_metrics(admin->data, b);
+    workers_metrics(admin->workers, b);
+    put_loads(admin, b);
+    if (!admin->o->select_only) {
+        compat_metrics(admin, b);
+        tokenizers_metrics(admin->tokenizers, b);
     }
-    config_metrics(s->config, b);
-    peers_metrics(s->peers, b);
-    discovery_metrics(s->discovery, b);
-    kvr_http_shared_metrics((struct kvr_http_port[]){{"admin", &s->http}, {"data", data_plane_http(s->data)}}, s->o->select_only ? 1 : 2, b);
-    kvr_access_metrics(s->access, b);
+    config_metrics(admin->config, b);
+    peers_metrics(admin->peers, b);
+    discovery_metrics(admin->discovery, b);
+    kvr_http_shared_metrics((struct kvr_http_port[]){{"admin", &admin->http}, {"data", data_plane_http(admin->data)}},
+                            admin->o->select_only ? 1 : 2, b);
+    kvr_access_metrics(admin->access, b);
 }

@@ -4,30 +4,31 @@
  * whole; so two who change it at the same time cannot mix what they put, and with If-Match the second one is told.
  */
 #include "app/serve/admin/room.h"
+
 #include "app/serve/config/models_config.h"
 #include "base/log.h"
-#include "wire/yaml_map.h"
 #include "net/http/json_body.h"
+#include "wire/yaml_map.h"
 
-static void answer(struct admin *s, struct kvr_http_conn *c)
+static void answer(struct admin *admin, struct kvr_http_conn *c)
 {
     struct kvr_buf b = {0};
     char tag[MODELS_TAG], header[MODELS_TAG + 16];
-    models_config_tag(s->config, tag);
+    models_config_tag(admin->config, tag);
     snprintf(header, sizeof header, "ETag: %s\r\n", tag);
-    models_config_write(s->config, &b);
+    models_config_write(admin->config, &b);
     kvr_http_reply_buf(c, 200, "application/json", header, &b);
 }
 
-static bool has_models(const struct admin *s, struct kvr_http_conn *c)
+static bool has_models(const struct admin *admin, struct kvr_http_conn *c)
 {
-    if (s->o->select_only) admin_error(c, 404, "only kvroute serve has names of models");
-    return !s->o->select_only;
+    if (admin->o->select_only) admin_error(c, 404, "only kvroute serve has names of models");
+    return !admin->o->select_only;
 }
 
-void models_get(struct admin *s, struct kvr_http_conn *c)
+void models_get(struct admin *admin, struct kvr_http_conn *c)
 {
-    if (has_models(s, c)) answer(s, c);
+    if (has_models(admin, c)) answer(admin, c);
 }
 
 /* A list of tags has this one, or is *. Weak ones match nothing (RFC 9110, 13.1.1). */
@@ -46,11 +47,11 @@ static bool has_tag(struct kvr_text list, const char *tag)
 }
 
 /* Answers who has seen something else than what is in force. */
-static bool is_expected(struct admin *s, struct kvr_http_conn *c)
+static bool is_expected(struct admin *admin, struct kvr_http_conn *c)
 {
     struct kvr_text match = kvr_headers_get(kvr_http_conn_request(c)->headers, "if-match");
     char tag[MODELS_TAG], text[120];
-    models_config_tag(s->config, tag);
+    models_config_tag(admin->config, tag);
     if (!match.ptr || has_tag(match, tag)) return true;
     snprintf(text, sizeof text, "If-Match is not what is in force, which is %s; get it, and put what you want of it", tag);
     admin_error(c, 412, text);
@@ -58,7 +59,7 @@ static bool is_expected(struct admin *s, struct kvr_http_conn *c)
 }
 
 /* The reader takes YAML, of which JSON is a part; what is no JSON is no mistake of the names, and told apart. */
-static bool is_json(struct admin *s, struct kvr_http_conn *c)
+static bool is_json(struct admin *admin, struct kvr_http_conn *c)
 {
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
     struct kvr_json_read r;
@@ -66,20 +67,20 @@ static bool is_json(struct admin *s, struct kvr_http_conn *c)
         admin_error(c, 413, "the body is larger than 1 MiB");
         return false;
     }
-    kvr_json_read(&r, s->process->json, rq->body, rq->body_len);
+    kvr_json_read(&r, admin->process->json, rq->body, rq->body_len);
     return admin_is_object(c, &r);
 }
 
-void models_put(struct admin *s, struct kvr_http_conn *c)
+void models_put(struct admin *admin, struct kvr_http_conn *c)
 {
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
     char err[512];
-    if (!has_models(s, c) || !is_json(s, c) || !is_expected(s, c)) return;
-    if (models_config_put(s->config, rq->body, rq->body_len, err, sizeof err)) {
+    if (!has_models(admin, c) || !is_json(admin, c) || !is_expected(admin, c)) return;
+    if (models_config_put(admin->config, rq->body, rq->body_len, err, sizeof err)) {
         kvr_log_warning("kvroute serve: PUT /models_config: %s; what was in force stays", err);
         admin_error(c, 422, err);
         return;
     }
     kvr_log("kvroute serve: PUT /models_config: taken");
-    answer(s, c);
+    answer(admin, c);
 }

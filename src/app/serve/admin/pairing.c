@@ -6,11 +6,12 @@
  * Threads: the main loop's. The first worker's place may come from whatever thread made room (selection.c); the second is chosen and booked
  * when the loop has taken that, so that a router's lock is never taken under another one's.
  */
+#include "app/serve/admin/room.h"
+
 #include <string.h>
 #include <uv.h>
 #include <kvroute/pair.h>
 
-#include "app/serve/admin/room.h"
 #include "app/serve/data/conditional.h"
 #include "app/serve/data/domains.h"
 #include "app/serve/workers/worker.h"
@@ -50,13 +51,13 @@ static void put_overlap(struct kvr_buf *b, const struct place *p)
     kvr_json_close(b, '}');
 }
 
-void place_write(struct admin *s, struct kvr_buf *b, const struct place *p)
+void place_write(struct admin *admin, struct kvr_buf *b, const struct place *p)
 {
     char url[sizeof((struct worker *)0)->url] = "";
-    workers_lock(s->workers);
-    const struct worker *w = worker_find_locked(s->workers, p->result.worker.worker_id);
+    workers_lock(admin->workers);
+    const struct worker *w = worker_find_locked(admin->workers, p->result.worker.worker_id);
     if (w) snprintf(url, sizeof url, "%s", w->url);
-    workers_unlock(s->workers);
+    workers_unlock(admin->workers);
     kvr_json_put_u64(b, "worker_id", p->result.worker.worker_id);
     kvr_json_put_u64(b, "dp_rank", p->result.worker.dp_rank);
     kvr_json_put_str(b, "endpoint", url);
@@ -65,7 +66,7 @@ void place_write(struct admin *s, struct kvr_buf *b, const struct place *p)
     kvr_json_put_u64(b, "effective_prefill_tokens", p->result.prefill_tokens);
 }
 
-static void put_place(struct admin *s, struct kvr_buf *b, const char *key, const struct place *p)
+static void put_place(struct admin *admin, struct kvr_buf *b, const char *key, const struct place *p)
 {
     kvr_json_key(b, key);
     if (!p) {
@@ -73,26 +74,26 @@ static void put_place(struct admin *s, struct kvr_buf *b, const char *key, const
         return;
     }
     kvr_json_open(b, '{');
-    place_write(s, b, p);
+    place_write(admin, b, p);
     kvr_json_close(b, '}');
 }
 
 /* ---- the second worker ------------------------------------------------------------------------------- */
 
-static struct kvr_pair pair_of_question(const struct admin *s, const struct question *q)
+static struct kvr_pair pair_of_question(const struct admin *admin, const struct question *q)
 {
     return (struct kvr_pair){.prefill = q->partition->router,
                              .decode = q->decode.partition->router,
-                             .domain_prefix = s->o->kv_transfer_domain == DOMAIN_OFF ? NULL : KV_DOMAIN_TAINT,
-                             .domain_required = s->o->kv_transfer_domain == DOMAIN_REQUIRED,
-                             .domain_weight = s->o->kv_transfer_weight,
-                             .keeps_overlap = s->o->conditional_disagg};
+                             .domain_prefix = admin->o->kv_transfer_domain == DOMAIN_OFF ? NULL : KV_DOMAIN_TAINT,
+                             .domain_required = admin->o->kv_transfer_domain == DOMAIN_REQUIRED,
+                             .domain_weight = admin->o->kv_transfer_weight,
+                             .keeps_overlap = admin->o->conditional_disagg};
 }
 
-int pairing_find_decode(struct admin *s, const struct question *q, const struct place *first, const char *id, struct place *out)
+int pairing_find_decode(struct admin *admin, const struct question *q, const struct place *first, const char *id, struct place *out)
 {
-    struct kvr_pair pair = pair_of_question(s, q);
-    struct kvr_pair_ctx ctx = {admin_ctx(s, q->partition), admin_ctx(s, q->decode.partition)};
+    struct kvr_pair pair = pair_of_question(admin, q);
+    struct kvr_pair_ctx ctx = {admin_ctx(admin, q->partition), admin_ctx(admin, q->decode.partition)};
     struct kvr_router_request rq = question_decode_request(q);
     if (!ctx.prefill || !ctx.decode) return -KVR_ENOMEM;
     rq.book = id != NULL;
@@ -104,9 +105,9 @@ int pairing_find_decode(struct admin *s, const struct question *q, const struct 
     return rc;
 }
 
-int pairing_look(struct admin *s, const struct question *q)
+int pairing_look(struct admin *admin, const struct question *q)
 {
-    struct kvr_router_ctx *ctx = admin_ctx(s, q->decode.partition);
+    struct kvr_router_ctx *ctx = admin_ctx(admin, q->decode.partition);
     struct kvr_router_request rq = question_decode_request(q);
     struct kvr_router_result anybody;
     return ctx ? kvr_router_find_best_match(q->decode.partition->router, ctx, &rq, &anybody) : -KVR_ENOMEM;
@@ -115,10 +116,10 @@ int pairing_look(struct admin *s, const struct question *q)
 /* ---- one worker after all ---------------------------------------------------------------------------- */
 
 /* Returns: as kvr_router_find_best_match; who: of all that the question has, but for its partition and its list. */
-static int look(struct admin *s, const struct question *q, struct partition *partition, const uint64_t *allowed, size_t allowed_n,
+static int look(struct admin *admin, const struct question *q, struct partition *partition, const uint64_t *allowed, size_t allowed_n,
                 struct kvr_router_result *out)
 {
-    struct kvr_router_ctx *ctx = admin_ctx(s, partition);
+    struct kvr_router_ctx *ctx = admin_ctx(admin, partition);
     struct kvr_router_request rq = question_request(q);
     if (partition == q->whole.partition) rq.mode = NULL; /* of no leg */
     rq.allowed = allowed;
@@ -140,28 +141,28 @@ static void go_whole(struct question *q, struct kvr_worker to)
     q->pin_any_rank = false;
 }
 
-void pairing_judge(struct admin *s, struct question *q)
+void pairing_judge(struct admin *admin, struct question *q)
 {
-    struct kvr_disagg_rule rule = conditional_rule(s->data, (enum kvr_router_mode)workers_mode(s->workers));
+    struct kvr_disagg_rule rule = conditional_rule(admin->data, (enum kvr_router_mode)workers_mode(admin->workers));
     struct conditional_ways ways = {.isl = q->isl};
     const char *why;
     bool comparable = q->whole.partition && (!q->locals || q->whole.partition->block_size == q->partition->block_size);
     if (!comparable || !conditional_is_on(&rule)) return;
-    if (look(s, q, q->whole.partition, q->whole.allowed, q->whole.allowed_n, &ways.whole)) return;
-    ways.prefill_rc = look(s, q, q->partition, q->allowed, q->allowed_n, &ways.prefill);
+    if (look(admin, q, q->whole.partition, q->whole.allowed, q->whole.allowed_n, &ways.whole)) return;
+    ways.prefill_rc = look(admin, q, q->partition, q->allowed, q->allowed_n, &ways.prefill);
     q->has_eff = true;
-    if (conditional_is_local(s->data, &rule, &ways, &q->eff_isl, &why)) go_whole(q, ways.whole.worker);
+    if (conditional_is_local(admin->data, &rule, &ways, &q->eff_isl, &why)) go_whole(q, ways.whole.worker);
 }
 
 /* ---- both in an answer ------------------------------------------------------------------------------- */
 
-static const char *treatment(struct admin *s, const struct question *q, const struct place *first)
+static const char *treatment(struct admin *admin, const struct question *q, const struct place *first)
 {
     if (q->has_pair) return "remote";
-    workers_lock(s->workers);
-    const struct worker *w = worker_find_locked(s->workers, first->result.worker.worker_id);
+    workers_lock(admin->workers);
+    const struct worker *w = worker_find_locked(admin->workers, first->result.worker.worker_id);
     bool decodes = w && w->role == ROLE_DECODE;
-    workers_unlock(s->workers);
+    workers_unlock(admin->workers);
     return decodes ? "local" : "aggregated";
 }
 
@@ -176,14 +177,14 @@ static void put_room(struct kvr_buf *b, enum kvr_kv_protocol protocol, uint32_t 
 
 /* Where the engines of a pair meet; null where they do not. SGLang's meet in a room, which is another one in each answer, and leads to the
  * prefill worker's rank. */
-static void put_bootstrap(struct admin *s, struct kvr_buf *b, const struct question *q, const struct place *first)
+static void put_bootstrap(struct admin *admin, struct kvr_buf *b, const struct question *q, const struct place *first)
 {
     bool meets = q->has_pair && (q->protocol == KVR_KV_SGLANG || q->protocol == KVR_KV_VLLM_MOONCAKE);
-    workers_lock(s->workers);
-    const struct worker *w = meets ? worker_find_locked(s->workers, first->result.worker.worker_id) : NULL;
+    workers_lock(admin->workers);
+    const struct worker *w = meets ? worker_find_locked(admin->workers, first->result.worker.worker_id) : NULL;
     struct kv_address at = w ? kv_bootstrap_of(w) : (struct kv_address){0};
     uint32_t ranks = w ? w->dp_size : 0, rank = w ? first->result.worker.dp_rank - w->dp_start : 0;
-    workers_unlock(s->workers);
+    workers_unlock(admin->workers);
     kvr_json_key(b, "bootstrap");
     if (!ranks) {
         kvr_json_null(b);
@@ -196,25 +197,25 @@ static void put_bootstrap(struct admin *s, struct kvr_buf *b, const struct quest
     kvr_json_close(b, '}');
 }
 
-void pairing_write(struct admin *s, struct kvr_buf *b, const struct question *q, const struct place *first, const struct place *second)
+void pairing_write(struct admin *admin, struct kvr_buf *b, const struct question *q, const struct place *first, const struct place *second)
 {
-    kvr_json_put_str(b, "treatment", treatment(s, q, first));
+    kvr_json_put_str(b, "treatment", treatment(admin, q, first));
     kvr_json_key(b, "kv_protocol");
     if (q->has_pair) kvr_json_str(b, kvr_kv_protocol_name(q->protocol), strlen(kvr_kv_protocol_name(q->protocol)));
     else kvr_json_null(b);
-    put_place(s, b, "prefill", second ? first : NULL);
-    put_place(s, b, "decode", second ? second : first);
-    put_bootstrap(s, b, q, first);
+    put_place(admin, b, "prefill", second ? first : NULL);
+    put_place(admin, b, "decode", second ? second : first);
+    put_bootstrap(admin, b, q, first);
     kvr_json_put_u64(b, "eff_isl", q->has_eff ? q->eff_isl : q->isl - KVR_MIN(q->isl, first->result.held_tokens));
 }
 
 /* ---- bookings ---------------------------------------------------------------------------------------- */
 
-struct bookings bookings_of(struct admin *s, const char *id)
+struct bookings bookings_of(struct admin *admin, const char *id)
 {
     struct bookings k = {0};
     struct kvr_worker where;
-    for (struct partition *p = partitions_first(s->workers); p; p = p->next) {
+    for (struct partition *p = partitions_first(admin->workers); p; p = p->next) {
         struct partition **place = p->prefills ? &k.prefill : &k.main;
         if (!*place && kvr_router_where(p->router, id, strlen(id), &where) == 0) *place = p;
     }

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A prompt and who may serve it, from the bodies of the admin port. Every refusal names the member. */
+#include "app/serve/admin/room.h"
+
 #include <math.h>
 #include <string.h>
 #include <kvroute/hash.h>
 
-#include "app/serve/admin/room.h"
+#include "app/serve/common/clock.h"
 #include "app/serve/data/domains.h"
 #include "app/serve/data/question.h"
-#include "app/serve/common/clock.h"
 #include "app/serve/workers/worker.h"
 #include "app/serve/workers/workers.h"
 
@@ -227,11 +228,11 @@ static void narrow_to(struct question *q, uint64_t *ids, size_t n)
 }
 
 /* Where a partition has other workers too, only those of the scope may be chosen. */
-static bool narrow_locked(struct admin *s, struct question *q)
+static bool narrow_locked(struct admin *admin, struct question *q)
 {
     bool all;
-    uint64_t *ids = malloc((workers_count(s->workers) + 1) * sizeof *ids);
-    size_t n = ids ? partition_scope_locked(s->workers, q->partition, q->model, q->group, ids, &all) : 0;
+    uint64_t *ids = malloc((workers_count(admin->workers) + 1) * sizeof *ids);
+    size_t n = ids ? partition_scope_locked(admin->workers, q->partition, q->model, q->group, ids, &all) : 0;
     if (ids && !all) narrow_to(q, ids, n);
     else free(ids);
     return ids != NULL;
@@ -248,12 +249,12 @@ struct part {
 };
 
 /* Returns: false without memory. */
-static bool find_part_locked(struct admin *s, const struct question *q, enum worker_part part, bool any_protocol,
+static bool find_part_locked(struct admin *admin, const struct question *q, enum worker_part part, bool any_protocol,
                              enum kvr_kv_protocol protocol, struct part *out)
 {
     struct part_scope scope = {q->model, q->group, part, any_protocol, protocol};
-    *out = (struct part){.ids = malloc((workers_count(s->workers) + 1) * sizeof *out->ids)};
-    if (out->ids) out->partition = partition_of_part_locked(s->workers, &scope, out->ids, &out->n, &out->up);
+    *out = (struct part){.ids = malloc((workers_count(admin->workers) + 1) * sizeof *out->ids)};
+    if (out->ids) out->partition = partition_of_part_locked(admin->workers, &scope, out->ids, &out->n, &out->up);
     return out->ids != NULL;
 }
 
@@ -265,17 +266,17 @@ static void take_part(struct question *q, struct part *p)
 }
 
 /* Returns: 0, -KVR_ENOTFOUND, -KVR_ENOMEM. */
-static int find_any_locked(struct admin *s, struct question *q)
+static int find_any_locked(struct admin *admin, struct question *q)
 {
-    q->partition = partition_find_locked(s->workers, q->model, q->group);
-    return !q->partition ? -KVR_ENOTFOUND : narrow_locked(s, q) ? 0 : -KVR_ENOMEM;
+    q->partition = partition_find_locked(admin->workers, q->model, q->group);
+    return !q->partition ? -KVR_ENOTFOUND : narrow_locked(admin, q) ? 0 : -KVR_ENOMEM;
 }
 
-static int find_phase_locked(struct admin *s, struct question *q)
+static int find_phase_locked(struct admin *admin, struct question *q)
 {
     static const enum worker_part parts[] = {[ASKS_PREFILL] = PART_PREFILL, [ASKS_DECODE] = PART_DECODE, [ASKS_WHOLE] = PART_WHOLE};
     struct part p;
-    if (!find_part_locked(s, q, parts[q->phase], !q->has_protocol, q->protocol, &p)) return -KVR_ENOMEM;
+    if (!find_part_locked(admin, q, parts[q->phase], !q->has_protocol, q->protocol, &p)) return -KVR_ENOMEM;
     int rc = p.partition ? 0 : -KVR_ENOTFOUND;
     if (rc == 0) take_part(q, &p);
     free(p.ids);
@@ -283,23 +284,23 @@ static int find_phase_locked(struct admin *s, struct question *q)
 }
 
 /* The pinned worker; NULL: there is no pin, or no such worker. */
-static const struct worker *pinned_locked(struct admin *s, const struct question *q)
+static const struct worker *pinned_locked(struct admin *admin, const struct question *q)
 {
-    return q->has_pin ? worker_find_locked(s->workers, q->pin.worker_id) : NULL;
+    return q->has_pin ? worker_find_locked(admin->workers, q->pin.worker_id) : NULL;
 }
 
 /* Of prefill workers those that have somebody to hand over to. */
-static void keep_with_partner_locked(struct admin *s, struct part *prefill, const struct part *decode)
+static void keep_with_partner_locked(struct admin *admin, struct part *prefill, const struct part *decode)
 {
     size_t kept = 0;
     uint64_t now = now_ms();
     prefill->up = false;
     for (size_t i = 0; i < prefill->n; i++) {
-        const struct worker *p = worker_find_locked(s->workers, prefill->ids[i]);
+        const struct worker *p = worker_find_locked(admin->workers, prefill->ids[i]);
         bool meets = false;
         for (size_t k = 0; k < decode->n && !meets; k++) {
-            const struct worker *d = worker_find_locked(s->workers, decode->ids[k]);
-            meets = worker_is_schedulable(d, now) && domains_meet(s->data, p, d);
+            const struct worker *d = worker_find_locked(admin->workers, decode->ids[k]);
+            meets = worker_is_schedulable(d, now) && domains_meet(admin->data, p, d);
         }
         if (!meets) continue;
         prefill->ids[kept++] = p->id;
@@ -315,10 +316,10 @@ static struct other_leg take_leg(const struct question *q, struct part *p)
     return leg;
 }
 
-static void take_pair_locked(struct admin *s, struct question *q, struct part *prefill, struct part *decode, struct part *whole,
+static void take_pair_locked(struct admin *admin, struct question *q, struct part *prefill, struct part *decode, struct part *whole,
                              enum kvr_kv_protocol protocol)
 {
-    const struct worker *pinned = pinned_locked(s, q);
+    const struct worker *pinned = pinned_locked(admin, q);
     if (whole->up && !pinned) q->whole = take_leg(q, whole);
     q->decode = take_leg(q, decode);
     q->decode.pinned = pinned && pinned->role == ROLE_DECODE;
@@ -328,15 +329,15 @@ static void take_pair_locked(struct admin *s, struct question *q, struct part *p
 }
 
 /* Both legs of one protocol, when workers of both are up. Returns: -KVR_ENOTFOUND: they are not. */
-static int find_pair_of_locked(struct admin *s, struct question *q, enum kvr_kv_protocol protocol)
+static int find_pair_of_locked(struct admin *admin, struct question *q, enum kvr_kv_protocol protocol)
 {
     struct part prefill, decode = {0}, whole = {0};
-    bool memory = find_part_locked(s, q, PART_PREFILL, false, protocol, &prefill) &&
-                  find_part_locked(s, q, PART_DECODE, false, protocol, &decode) &&
-                  find_part_locked(s, q, PART_WHOLE, true, protocol, &whole);
-    if (memory && s->o->kv_transfer_domain == DOMAIN_REQUIRED) keep_with_partner_locked(s, &prefill, &decode);
+    bool memory = find_part_locked(admin, q, PART_PREFILL, false, protocol, &prefill) &&
+                  find_part_locked(admin, q, PART_DECODE, false, protocol, &decode) &&
+                  find_part_locked(admin, q, PART_WHOLE, true, protocol, &whole);
+    if (memory && admin->o->kv_transfer_domain == DOMAIN_REQUIRED) keep_with_partner_locked(admin, &prefill, &decode);
     int rc = !memory ? -KVR_ENOMEM : prefill.up && decode.up ? 0 : -KVR_ENOTFOUND;
-    if (rc == 0) take_pair_locked(s, q, &prefill, &decode, &whole, protocol);
+    if (rc == 0) take_pair_locked(admin, q, &prefill, &decode, &whole, protocol);
     free(prefill.ids);
     free(decode.ids);
     free(whole.ids);
@@ -344,26 +345,26 @@ static int find_pair_of_locked(struct admin *s, struct question *q, enum kvr_kv_
 }
 
 /* Two workers, else one that takes all of the request. Returns: -KVR_ENOENDPOINTS: there are workers, and neither can be had. */
-static int find_two_locked(struct admin *s, struct question *q)
+static int find_two_locked(struct admin *admin, struct question *q)
 {
     int rc = -KVR_ENOTFOUND;
-    const struct worker *pinned = pinned_locked(s, q);
+    const struct worker *pinned = pinned_locked(admin, q);
     for (enum kvr_kv_protocol p = 0; p < KVR_KV_PROTOCOLS && rc == -KVR_ENOTFOUND && !(pinned && pinned->role == ROLE_BOTH); p++)
-        if ((!q->has_protocol || q->protocol == p) && (!pinned || pinned->kv_protocol == p)) rc = find_pair_of_locked(s, q, p);
+        if ((!q->has_protocol || q->protocol == p) && (!pinned || pinned->kv_protocol == p)) rc = find_pair_of_locked(admin, q, p);
     if (rc != -KVR_ENOTFOUND) return rc;
     struct part p;
-    if (!find_part_locked(s, q, PART_WHOLE, true, KVR_KV_NONE, &p)) return -KVR_ENOMEM;
-    rc = p.partition ? 0 : partition_find_locked(s->workers, q->model, q->group) ? -KVR_ENOENDPOINTS : -KVR_ENOTFOUND;
+    if (!find_part_locked(admin, q, PART_WHOLE, true, KVR_KV_NONE, &p)) return -KVR_ENOMEM;
+    rc = p.partition ? 0 : partition_find_locked(admin->workers, q->model, q->group) ? -KVR_ENOENDPOINTS : -KVR_ENOTFOUND;
     if (rc == 0) take_part(q, &p);
     free(p.ids);
     return rc;
 }
 
-static int find_partition(struct admin *s, struct question *q)
+static int find_partition(struct admin *admin, struct question *q)
 {
-    workers_lock(s->workers);
-    int rc = q->two ? find_two_locked(s, q) : q->phase ? find_phase_locked(s, q) : find_any_locked(s, q);
-    workers_unlock(s->workers);
+    workers_lock(admin->workers);
+    int rc = q->two ? find_two_locked(admin, q) : q->phase ? find_phase_locked(admin, q) : find_any_locked(admin, q);
+    workers_unlock(admin->workers);
     return rc;
 }
 
@@ -432,21 +433,21 @@ static bool read_mm_infos(struct kvr_http_conn *c, struct kvr_json o, struct que
     return false;
 }
 
-static bool read_question(struct admin *s, struct kvr_http_conn *c, struct kvr_json o, bool two, struct question *q)
+static bool read_question(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o, bool two, struct question *q)
 {
     char name[64];
     memset(q, 0, sizeof *q);
-    q->admin = s;
+    q->admin = admin;
     q->two = two;
-    const char *bad = read_fields(o, s->text_ids, q);
+    const char *bad = read_fields(o, admin->text_ids, q);
     if (!bad && !read_override(o, &q->override, name, sizeof name)) bad = name;
     if (bad) {
         question_free(q);
         admin_bad_field(c, bad);
         return false;
     }
-    if (q->phase == ASKS_DECODE) kvr_override_decode_leg(&q->override, s->o->conditional_disagg);
-    int rc = find_partition(s, q);
+    if (q->phase == ASKS_DECODE) kvr_override_decode_leg(&q->override, admin->o->conditional_disagg);
+    int rc = find_partition(admin, q);
     if (rc) {
         question_free(q);
         refuse_partition(c, q, rc);
@@ -458,28 +459,28 @@ static bool read_question(struct admin *s, struct kvr_http_conn *c, struct kvr_j
         return false;
     }
     if (!read_mm_infos(c, o, q)) return false;
-    if (s->fetched) {
-        q->scores = malloc((s->fetched->n + 1) * sizeof *q->scores);
+    if (admin->fetched) {
+        q->scores = malloc((admin->fetched->n + 1) * sizeof *q->scores);
         if (!q->scores) {
             question_free(q);
             admin_error(c, 503, kvr_strerror(-KVR_ENOMEM));
             return false;
         }
-        if (s->fetched->n) memcpy(q->scores, s->fetched->scores, s->fetched->n * sizeof *q->scores);
-        q->scores_n = s->fetched->n;
+        if (admin->fetched->n) memcpy(q->scores, admin->fetched->scores, admin->fetched->n * sizeof *q->scores);
+        q->scores_n = admin->fetched->n;
     }
     if (!q->isl) q->isl = q->tokens ? q->tokens_n : (q->locals ? q->locals_n * q->partition->block_size : 0);
     return true;
 }
 
-bool question_read(struct admin *s, struct kvr_http_conn *c, struct kvr_json o, struct question *q)
+bool question_read(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o, struct question *q)
 {
-    return read_question(s, c, o, false, q);
+    return read_question(admin, c, o, false, q);
 }
 
-bool question_read_pair(struct admin *s, struct kvr_http_conn *c, struct kvr_json o, struct question *q)
+bool question_read_pair(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o, struct question *q)
 {
-    return read_question(s, c, o, true, q);
+    return read_question(admin, c, o, true, q);
 }
 
 static int mode_option(const struct question *q)
@@ -496,8 +497,8 @@ static uint64_t tenant_of(const struct question *q)
 
 struct kvr_router_request question_request(const struct question *q)
 {
-    const struct admin *s = q->admin;
-    struct kvr_router_request rq = {.mode = leg_mode(s->data, mode_option(q)),
+    const struct admin *admin = q->admin;
+    struct kvr_router_request rq = {.mode = leg_mode(admin->data, mode_option(q)),
                                     .tokens = q->tokens,
                                     .tokens_n = q->tokens_n,
                                     .locals = q->locals,
@@ -549,7 +550,7 @@ struct kvr_router_request question_decode_request(const struct question *q)
     return rq;
 }
 
-struct kvr_router_ctx *admin_ctx(struct admin *s, struct partition *partition)
+struct kvr_router_ctx *admin_ctx(struct admin *admin, struct partition *partition)
 {
-    return ctx_get(&s->ctxs, partition);
+    return ctx_get(&admin->ctxs, partition);
 }

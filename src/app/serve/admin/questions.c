@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Questions about prompts and loads: overlaps, queries, potential loads, loads, dump. */
+#include "app/serve/admin/room.h"
+
 #include <string.h>
 
-#include "app/serve/admin/room.h"
-#include "recover/event_json.h"
 #include "app/serve/workers/engine_load.h"
-#include "base/lock.h"
 #include "app/serve/workers/workers.h"
+#include "base/lock.h"
+#include "recover/event_json.h"
 
 struct scores {
     struct kvr_reach *o;
@@ -14,9 +15,9 @@ struct scores {
     size_t blocks;
 };
 
-static bool ask_overlap(struct admin *s, struct kvr_http_conn *c, const struct question *q, struct scores *out)
+static bool ask_overlap(struct admin *admin, struct kvr_http_conn *c, const struct question *q, struct scores *out)
 {
-    struct kvr_router_ctx *ctx = admin_ctx(s, q->partition);
+    struct kvr_router_ctx *ctx = admin_ctx(admin, q->partition);
     struct kvr_router_request rq = question_request(q);
     out->o = calloc(RANKS_MAX, sizeof *out->o);
     out->n = out->o && ctx ? kvr_router_overlap(q->partition->router, ctx, &rq, out->o, RANKS_MAX, &out->blocks) : -KVR_ENOMEM;
@@ -34,7 +35,7 @@ static const uint32_t *depths_of(const struct scores *sc, struct kvr_worker w)
     return none;
 }
 
-void admin_overlap_scores(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
+void admin_overlap_scores(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
 {
     struct question q;
     struct scores sc;
@@ -44,11 +45,11 @@ void admin_overlap_scores(struct admin *s, struct kvr_http_conn *c, struct kvr_j
         admin_bad_field(c, "");
         return;
     }
-    if (!question_read(s, c, o, &q)) {
+    if (!question_read(admin, c, o, &q)) {
         free(l);
         return;
     }
-    if (ask_overlap(s, c, &q, &sc)) {
+    if (ask_overlap(admin, c, &q, &sc)) {
         kvr_json_open(&b, '{');
         kvr_json_put_u64(&b, "block_size", q.partition->block_size);
         kvr_json_put_u64(&b, "num_blocks", sc.blocks);
@@ -67,7 +68,8 @@ void admin_overlap_scores(struct admin *s, struct kvr_http_conn *c, struct kvr_j
             kvr_json_put_u64(&b, "host_pinned_extension_blocks", host - device);
             kvr_json_put_u64(&b, "disk_extension_blocks", disk - host);
             kvr_json_key(&b, "router_credit_blocks");
-            kvr_json_double(&b, s->o->overlap_credit * device + s->o->host_weight * (host - device) + s->o->disk_weight * (disk - host));
+            kvr_json_double(&b, admin->o->overlap_credit * device + admin->o->host_weight * (host - device) +
+                                    admin->o->disk_weight * (disk - host));
             kvr_json_close(&b, '}');
         }
         kvr_json_close(&b, ']');
@@ -129,7 +131,7 @@ static void put_query_answer(struct kvr_buf *b, const struct scores *sc, uint32_
     }
 }
 
-void admin_query(struct admin *s, struct kvr_http_conn *c, struct kvr_json o, bool by_hash)
+void admin_query(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o, bool by_hash)
 {
     struct question q;
     struct scores sc;
@@ -138,12 +140,12 @@ void admin_query(struct admin *s, struct kvr_http_conn *c, struct kvr_json o, bo
         admin_error(c, 400, "block_hashes must already include the cache salt; leave out cache_salt");
         return;
     }
-    if (!s->text_ids && kvr_json_type_of(kvr_json_get(o, by_hash ? "block_hashes" : "token_ids")) != KVR_JSON_ARRAY) {
+    if (!admin->text_ids && kvr_json_type_of(kvr_json_get(o, by_hash ? "block_hashes" : "token_ids")) != KVR_JSON_ARRAY) {
         admin_bad_field(c, by_hash ? "block_hashes" : "token_ids");
         return;
     }
-    if (!question_read(s, c, o, &q)) return;
-    if (ask_overlap(s, c, &q, &sc)) {
+    if (!question_read(admin, c, o, &q)) return;
+    if (ask_overlap(admin, c, &q, &sc)) {
         kvr_json_open(&b, '{');
         put_query_answer(&b, &sc, q.partition->block_size);
         kvr_json_close(&b, '}');
@@ -186,13 +188,13 @@ static void put_protocol_loads(struct kvr_buf *b, struct kvr_router *router, con
     kvr_json_close(b, '}');
 }
 
-static void potential_loads(struct admin *s, struct kvr_http_conn *c, struct kvr_json o, bool protocol)
+static void potential_loads(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o, bool protocol)
 {
     struct question q;
     struct kvr_buf b = {0};
-    if (!question_read(s, c, o, &q)) return;
+    if (!question_read(admin, c, o, &q)) return;
     struct kvr_potential_load *l = calloc(RANKS_MAX, sizeof *l);
-    struct kvr_router_ctx *ctx = admin_ctx(s, q.partition);
+    struct kvr_router_ctx *ctx = admin_ctx(admin, q.partition);
     struct kvr_router_request rq = question_request(&q);
     long n = l && ctx ? kvr_router_potential_loads(q.partition->router, ctx, &rq, l, RANKS_MAX) : -KVR_ENOMEM;
     if (n < 0) {
@@ -207,14 +209,14 @@ static void potential_loads(struct admin *s, struct kvr_http_conn *c, struct kvr
     question_free(&q);
 }
 
-void admin_potential_loads(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
+void admin_potential_loads(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
 {
-    potential_loads(s, c, o, false);
+    potential_loads(admin, c, o, false);
 }
 
-void admin_potential_loads_protocol(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
+void admin_potential_loads_protocol(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
 {
-    potential_loads(s, c, o, true);
+    potential_loads(admin, c, o, true);
 }
 
 struct load_row {
@@ -231,11 +233,11 @@ static int by_scope_and_worker(const void *a, const void *b)
     return d ? d : kvr_worker_cmp(x->l.worker, y->l.worker);
 }
 
-struct kvr_rank_load *admin_all_loads(struct admin *s, struct kvr_buf *page, size_t *n)
+struct kvr_rank_load *admin_all_loads(struct admin *admin, struct kvr_buf *page, size_t *n)
 {
     struct kvr_rank_load *all = NULL, *more;
     *n = 0;
-    for (const struct partition *p = partitions_first(s->workers); p; p = p->next) {
+    for (const struct partition *p = partitions_first(admin->workers); p; p = p->next) {
         size_t room = kvr_router_loads(p->router, NULL, 0) + 8; /* some may come meanwhile */
         if (!(more = realloc(all, (*n + room) * sizeof *all))) {
             free(all);
@@ -250,11 +252,11 @@ struct kvr_rank_load *admin_all_loads(struct admin *s, struct kvr_buf *page, siz
 }
 
 /* Returns: false when its worker has gone, or is none of those that are asked for. */
-static bool load_row_locked(struct admin *s, const struct kvr_rank_load *l, const char *model, const char *group, struct load_row *out)
+static bool load_row_locked(struct admin *admin, const struct kvr_rank_load *l, const char *model, const char *group, struct load_row *out)
 {
-    const struct worker *w = worker_find_locked(s->workers, l->worker.worker_id);
-    if (!w || (model && strcmp(model, worker_model(s->workers, w))) || (group && strcmp(group, w->group))) return false;
-    snprintf(out->model, MODEL_MAX, "%s", worker_model(s->workers, w));
+    const struct worker *w = worker_find_locked(admin->workers, l->worker.worker_id);
+    if (!w || (model && strcmp(model, worker_model(admin->workers, w))) || (group && strcmp(group, w->group))) return false;
+    snprintf(out->model, MODEL_MAX, "%s", worker_model(admin->workers, w));
     snprintf(out->group, MODEL_MAX, "%s", w->group);
     uint32_t place = l->worker.dp_rank - w->dp_start;
     out->engine = place < w->dp_size ? w->ranks[place].load : (struct rank_load){0};
@@ -263,16 +265,16 @@ static bool load_row_locked(struct admin *s, const struct kvr_rank_load *l, cons
 }
 
 /* `model`, `group`: only that; NULL: every one. */
-void admin_loads_write(struct admin *s, struct kvr_buf *b, const char *model, const char *group)
+void admin_loads_write(struct admin *admin, struct kvr_buf *b, const char *model, const char *group)
 {
     size_t all_n, n = 0;
-    struct kvr_rank_load *l = admin_all_loads(s, b, &all_n);
+    struct kvr_rank_load *l = admin_all_loads(admin, b, &all_n);
     struct load_row *rows = malloc((all_n + 1) * sizeof *rows);
     if (!rows) b->failed = true;
     for (size_t i = 0; rows && i < all_n; i++) {
-        workers_lock(s->workers);
-        n += load_row_locked(s, &l[i], model, group, &rows[n]);
-        workers_unlock(s->workers);
+        workers_lock(admin->workers);
+        n += load_row_locked(admin, &l[i], model, group, &rows[n]);
+        workers_unlock(admin->workers);
     }
     if (n) qsort(rows, n, sizeof *rows, by_scope_and_worker);
     kvr_json_open(b, '[');
@@ -285,7 +287,7 @@ void admin_loads_write(struct admin *s, struct kvr_buf *b, const char *model, co
         kvr_json_put_u64(b, "active_prefill_tokens", rows[i].l.active_prefill_tokens);
         kvr_json_put_u64(b, "active_decode_blocks", rows[i].l.active_decode_blocks);
         kvr_json_put_u64(b, "active_requests", rows[i].l.active_requests);
-        engine_load_write(s->workers, b, &rows[i].engine);
+        engine_load_write(admin->workers, b, &rows[i].engine);
         kvr_json_close(b, '}');
     }
     kvr_json_close(b, ']');
@@ -312,19 +314,19 @@ static int by_key(const void *a, const void *b)
     return strcmp(((const struct dump_row *)a)->key, ((const struct dump_row *)b)->key);
 }
 
-void admin_dump_write(struct admin *s, struct kvr_buf *b)
+void admin_dump_write(struct admin *admin, struct kvr_buf *b)
 {
     size_t n = 0;
-    struct dump_row *rows = calloc(workers_count(s->workers) + 1, sizeof *rows);
-    for (const struct worker *w = workers_first(s->workers); w && rows; w = w->next) {
+    struct dump_row *rows = calloc(workers_count(admin->workers) + 1, sizeof *rows);
+    for (const struct worker *w = workers_first(admin->workers); w && rows; w = w->next) {
         struct dump_row *r = &rows[n++];
         r->worker = (struct kvr_worker){w->id, w->dp_start};
         r->ranks = w->dp_size;
         r->block_size = w->block_size;
         r->partition = w->partition;
-        workers_lock(s->workers);
-        snprintf(r->key, sizeof r->key, "%s:%s", worker_model(s->workers, w), w->group);
-        workers_unlock(s->workers);
+        workers_lock(admin->workers);
+        snprintf(r->key, sizeof r->key, "%s:%s", worker_model(admin->workers, w), w->group);
+        workers_unlock(admin->workers);
     }
     if (n) qsort(rows, n, sizeof *rows, by_key);
     kvr_json_open(b, '{');

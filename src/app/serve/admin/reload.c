@@ -5,20 +5,20 @@
 #include <string.h>
 
 #include "app/serve/admin/room.h"
+#include "app/serve/common/clock.h"
+#include "app/serve/config/config.h"
 #include "app/serve/config/doors.h"
 #include "app/serve/config/file_look.h"
+#include "app/serve/config/keyring.h"
 #include "app/serve/config/models_config.h"
 #include "app/serve/config/policies.h"
+#include "app/serve/data/data_plane.h"
 #include "app/serve/discovery/discovery.h"
 #include "app/serve/tokenizers/tokenizers.h"
 #include "base/log.h"
+#include "net/http/access.h"
 #include "store/line_log.h"
 #include "token/given.h"
-#include "app/serve/common/clock.h"
-#include "app/serve/config/config.h"
-#include "app/serve/config/keyring.h"
-#include "net/http/access.h"
-#include "app/serve/data/data_plane.h"
 
 enum { PATHS_MAX = 9 };
 
@@ -67,43 +67,43 @@ static void certificates_paths(const struct serve_options *o, struct paths *p)
     for (size_t i = 0; i < KVR_ARRAY_LEN(all); i++) add(p, all[i]);
 }
 
-static int read_admin_keys(struct admin *s, char *err, size_t cap)
+static int read_admin_keys(struct admin *admin, char *err, size_t cap)
 {
-    int rc = kvr_access_reload(s->access, err, cap);
-    reloads_note(config_reloads(s->config), RELOAD_ADMIN_KEYS, rc == 0);
+    int rc = kvr_access_reload(admin->access, err, cap);
+    reloads_note(config_reloads(admin->config), RELOAD_ADMIN_KEYS, rc == 0);
     return rc;
 }
 
-static int read_doors(struct admin *s, char *err, size_t cap)
+static int read_doors(struct admin *admin, char *err, size_t cap)
 {
-    return doors_reload(s->config, err, cap);
+    return doors_reload(admin->config, err, cap);
 }
 
-static int read_policies(struct admin *s, char *err, size_t cap)
+static int read_policies(struct admin *admin, char *err, size_t cap)
 {
-    return policies_reload(s->config, err, cap);
+    return policies_reload(admin->config, err, cap);
 }
 
-static int read_keyrings(struct admin *s, char *err, size_t cap)
+static int read_keyrings(struct admin *admin, char *err, size_t cap)
 {
-    return keyrings_reload(s->config, err, cap);
+    return keyrings_reload(admin->config, err, cap);
 }
 
-static int read_models_config(struct admin *s, char *err, size_t cap)
+static int read_models_config(struct admin *admin, char *err, size_t cap)
 {
-    return models_config_reload(s->config, err, cap);
+    return models_config_reload(admin->config, err, cap);
 }
 
-static int read_discovery(struct admin *s, char *err, size_t cap)
+static int read_discovery(struct admin *admin, char *err, size_t cap)
 {
-    return discovery_reload(s->discovery, err, cap);
+    return discovery_reload(admin->discovery, err, cap);
 }
 
 static const struct reloadable {
     enum reload_file file;
     void (*paths)(const struct serve_options *o, struct paths *p);
-    int (*read)(struct admin *s, char *err, size_t cap); /* counts it, too */
-    const char *option, *stays;                          /* for the log */
+    int (*read)(struct admin *admin, char *err, size_t cap); /* counts it, too */
+    const char *option, *stays;                              /* for the log */
 } rows[] = {
     {RELOAD_ADMIN_KEYS, admin_keys_paths, read_admin_keys, "--admin-key-file", "the old keys stay"},
     {RELOAD_CERTIFICATES, certificates_paths, read_doors, "certificates", "the old certificate stays"},
@@ -127,25 +127,25 @@ static uint64_t look_at_folder(const char *dir)
     return look;
 }
 
-static void note_folders(struct admin *s)
+static void note_folders(struct admin *admin)
 {
-    for (size_t i = 0; i < s->o->tokenizer_dirs_n; i++)
-        config_reloads(s->config)->folders[i].read_look = look_at_folder(kvr_given_dir_path(s->o->tokenizer_dirs[i]));
+    for (size_t i = 0; i < admin->o->tokenizer_dirs_n; i++)
+        config_reloads(admin->config)->folders[i].read_look = look_at_folder(kvr_given_dir_path(admin->o->tokenizer_dirs[i]));
 }
 
 /* As watch() does; each folder by itself, as ids of one that is read again have to earn trust anew. */
-static void watch_folders(struct admin *s)
+static void watch_folders(struct admin *admin)
 {
-    bool used = tokenizers_are_used(s->tokenizers) || s->given_tokens;
-    for (size_t i = 0; used && i < s->o->tokenizer_dirs_n; i++) {
-        const char *dir = kvr_given_dir_path(s->o->tokenizer_dirs[i]);
-        uint64_t look = look_at_folder(dir), seen = config_reloads(s->config)->folders[i].last_look;
-        config_reloads(s->config)->folders[i].last_look = look;
-        if (look == config_reloads(s->config)->folders[i].read_look || look != seen) continue;
-        config_reloads(s->config)->folders[i].read_look = look;
-        kvr_log("kvroute %s: --watch-files: --tokenizer-dir: %s: read again", s->o->select_only ? "select" : "serve", dir);
-        tokenizers_reload(s->tokenizers, dir);
-        kvr_given_tokens_reload(s->given_tokens);
+    bool used = tokenizers_are_used(admin->tokenizers) || admin->given_tokens;
+    for (size_t i = 0; used && i < admin->o->tokenizer_dirs_n; i++) {
+        const char *dir = kvr_given_dir_path(admin->o->tokenizer_dirs[i]);
+        uint64_t look = look_at_folder(dir), seen = config_reloads(admin->config)->folders[i].last_look;
+        config_reloads(admin->config)->folders[i].last_look = look;
+        if (look == config_reloads(admin->config)->folders[i].read_look || look != seen) continue;
+        config_reloads(admin->config)->folders[i].read_look = look;
+        kvr_log("kvroute %s: --watch-files: --tokenizer-dir: %s: read again", admin->o->select_only ? "select" : "serve", dir);
+        tokenizers_reload(admin->tokenizers, dir);
+        kvr_given_tokens_reload(admin->given_tokens);
     }
 }
 
@@ -158,79 +158,79 @@ static void add_look(void *look, const char *path)
     *(uint64_t *)look = file_look(*(uint64_t *)look, path);
 }
 
-static uint64_t look_at(const struct admin *s, const struct reloadable *row)
+static uint64_t look_at(const struct admin *admin, const struct reloadable *row)
 {
     struct paths p = {0};
     uint64_t look = 0;
-    row->paths(s->o, &p);
+    row->paths(admin->o, &p);
     for (size_t i = 0; i < p.n; i++) add_look(&look, p.list[i]);
     if (row->file == RELOAD_CERTIFICATES) kvr_tls_peers_files(add_look, &look);
     return look;
 }
 
 /* Looked at before it is read: a change in between is one that is seen later. */
-static enum result read_row(struct admin *s, const struct reloadable *row, const char *by, char *err, size_t cap)
+static enum result read_row(struct admin *admin, const struct reloadable *row, const char *by, char *err, size_t cap)
 {
     struct paths p = {0};
     struct reload_mark now;
-    row->paths(s->o, &p);
-    config_reloads(s->config)->of[row->file].read_look = look_at(s, row);
+    row->paths(admin->o, &p);
+    config_reloads(admin->config)->of[row->file].read_look = look_at(admin, row);
     reload_mark_of(p.list, p.n, &now);
-    if (row->read(s, err, cap)) {
-        kvr_log_warning("kvroute %s: %s: %s: %s; %s", s->o->select_only ? "select" : "serve", by, row->option, err, row->stays);
+    if (row->read(admin, err, cap)) {
+        kvr_log_warning("kvroute %s: %s: %s: %s; %s", admin->o->select_only ? "select" : "serve", by, row->option, err, row->stays);
         return REFUSED;
     }
-    if (row->file == RELOAD_POLICY && atomic_load(&config_reloads(s->config)->of[RELOAD_API_KEYS].failed))
-        config_reloads(s->config)->of[RELOAD_API_KEYS].read_look = 0; /* keys may have named a class that came just now */
-    return reloads_mark(config_reloads(s->config), row->file, &now) ? TAKEN : UNCHANGED;
+    if (row->file == RELOAD_POLICY && atomic_load(&config_reloads(admin->config)->of[RELOAD_API_KEYS].failed))
+        config_reloads(admin->config)->of[RELOAD_API_KEYS].read_look = 0; /* keys may have named a class that came just now */
+    return reloads_mark(config_reloads(admin->config), row->file, &now) ? TAKEN : UNCHANGED;
 }
 
-int reload_file(struct admin *s, enum reload_file file, const char *by, char *err, size_t cap)
+int reload_file(struct admin *admin, enum reload_file file, const char *by, char *err, size_t cap)
 {
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
-        if (rows[i].file == file) return read_row(s, &rows[i], by, err, cap) == REFUSED ? -1 : 0;
+        if (rows[i].file == file) return read_row(admin, &rows[i], by, err, cap) == REFUSED ? -1 : 0;
     return 0;
 }
 
-void reload_begin(struct admin *s)
+void reload_begin(struct admin *admin)
 {
-    if (s->o->config) config_reloads(s->config)->config_look = file_look(0, s->o->config);
-    note_folders(s);
+    if (admin->o->config) config_reloads(admin->config)->config_look = file_look(0, admin->o->config);
+    note_folders(admin);
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) {
         struct paths p = {0};
         struct reload_mark now;
-        rows[i].paths(s->o, &p);
-        config_reloads(s->config)->of[rows[i].file].read_look = look_at(s, &rows[i]);
+        rows[i].paths(admin->o, &p);
+        config_reloads(admin->config)->of[rows[i].file].read_look = look_at(admin, &rows[i]);
         if (!p.n) continue;
         reload_mark_of(p.list, p.n, &now);
-        (void)reloads_mark(config_reloads(s->config), rows[i].file, &now);
+        (void)reloads_mark(config_reloads(admin->config), rows[i].file, &now);
         if (rows[i].file == RELOAD_ADMIN_KEYS)
-            reloads_note(config_reloads(s->config), RELOAD_ADMIN_KEYS, true); /* the others have counted it themselves */
+            reloads_note(config_reloads(admin->config), RELOAD_ADMIN_KEYS, true); /* the others have counted it themselves */
     }
 }
 
 /* What is new must look the same twice before it is read. A worker may have come with files of its own meanwhile, which then are read
  * once more than need be. Returns: whether it was. */
-static bool watch(struct admin *s, const struct reloadable *row)
+static bool watch(struct admin *admin, const struct reloadable *row)
 {
     char err[512];
-    uint64_t look = look_at(s, row), seen = config_reloads(s->config)->of[row->file].last_look;
-    config_reloads(s->config)->of[row->file].last_look = look;
-    if (!look || look == config_reloads(s->config)->of[row->file].read_look || look != seen) return false;
-    if (read_row(s, row, "--watch-files", err, sizeof err) != REFUSED)
-        kvr_log("kvroute %s: --watch-files: %s: read again", s->o->select_only ? "select" : "serve", row->option);
+    uint64_t look = look_at(admin, row), seen = config_reloads(admin->config)->of[row->file].last_look;
+    config_reloads(admin->config)->of[row->file].last_look = look;
+    if (!look || look == config_reloads(admin->config)->of[row->file].read_look || look != seen) return false;
+    if (read_row(admin, row, "--watch-files", err, sizeof err) != REFUSED)
+        kvr_log("kvroute %s: --watch-files: %s: read again", admin->o->select_only ? "select" : "serve", row->option);
     return true;
 }
 
-void reload_tick(struct admin *s)
+void reload_tick(struct admin *admin)
 {
-    if (s->o->watch_files <= 0 || now_ms() < config_reloads(s->config)->due_ms) return;
-    config_reloads(s->config)->due_ms = now_ms() + (uint64_t)(s->o->watch_files * 1000);
+    if (admin->o->watch_files <= 0 || now_ms() < config_reloads(admin->config)->due_ms) return;
+    config_reloads(admin->config)->due_ms = now_ms() + (uint64_t)(admin->o->watch_files * 1000);
     bool any = false;
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
-        if (rows[i].file != RELOAD_WORKERS) any = watch(s, &rows[i]) || any; /* which is looked at in any case */
-    if (any) policies_warn_of_keys(s->config);
-    watch_folders(s);
+        if (rows[i].file != RELOAD_WORKERS) any = watch(admin, &rows[i]) || any; /* which is looked at in any case */
+    if (any) policies_warn_of_keys(admin->config);
+    watch_folders(admin);
 }
 
 /* ---- all of them ------------------------------------------------------------------------------------- */
@@ -246,42 +246,42 @@ static void put_file(struct kvr_buf *b, const char *file, const char *path, cons
     kvr_json_close(b, '}');
 }
 
-static bool reload_row(struct admin *s, const struct reloadable *row, const char *by, struct kvr_buf *out)
+static bool reload_row(struct admin *admin, const struct reloadable *row, const char *by, struct kvr_buf *out)
 {
     static const char *const results[] = {"taken", "unchanged", "refused"};
     char err[512];
     struct paths p = {0};
-    row->paths(s->o, &p);
+    row->paths(admin->o, &p);
     if (!p.n && row->file != RELOAD_CERTIFICATES) return true; /* workers may have some of their own */
-    enum result result = read_row(s, row, by, err, sizeof err);
+    enum result result = read_row(admin, row, by, err, sizeof err);
     if (!p.n && result == REFUSED) add(&p, "(of a worker)");
     for (size_t i = 0; i < p.n; i++) put_file(out, reload_name(row->file), p.list[i], results[result], result == REFUSED ? err : NULL);
     return result != REFUSED;
 }
 
 /* What others read or open, on threads of their own: the log tells how it ended. */
-static void begin_others(struct admin *s, struct kvr_buf *out)
+static void begin_others(struct admin *admin, struct kvr_buf *out)
 {
-    note_folders(s);
-    tokenizers_reload(s->tokenizers, NULL);
-    kvr_given_tokens_reload(s->given_tokens);
-    for (size_t i = 0; i < s->o->tokenizer_dirs_n; i++) put_file(out, "tokenizers", s->o->tokenizer_dirs[i], "begun", NULL);
-    if (data_plane_reopen_access_log(s->data)) put_file(out, "access-log", s->o->access_log, "begun", NULL);
+    note_folders(admin);
+    tokenizers_reload(admin->tokenizers, NULL);
+    kvr_given_tokens_reload(admin->given_tokens);
+    for (size_t i = 0; i < admin->o->tokenizer_dirs_n; i++) put_file(out, "tokenizers", admin->o->tokenizer_dirs[i], "begun", NULL);
+    if (data_plane_reopen_access_log(admin->data)) put_file(out, "access-log", admin->o->access_log, "begun", NULL);
 }
 
 /* Options count from the start on, so --config is not read again. Who has changed it is told. */
-static void tell_of_config(const struct admin *s, const char *by, struct kvr_buf *out)
+static void tell_of_config(const struct admin *admin, const char *by, struct kvr_buf *out)
 {
     static const char why[] =
         "it has changed, and is read at the start only: restart the router (docs/restart.md); workers that come and go "
         "belong into the file of --discovery file, or into POST /workers";
-    if (!s->o->config) return;
-    bool changed = file_look(0, s->o->config) != config_reloads(s->config)->config_look;
-    put_file(out, "config", s->o->config, "not-read", changed ? why : NULL);
-    if (changed) kvr_log_warning("kvroute %s: %s: --config: %s", s->o->select_only ? "select" : "serve", by, why);
+    if (!admin->o->config) return;
+    bool changed = file_look(0, admin->o->config) != config_reloads(admin->config)->config_look;
+    put_file(out, "config", admin->o->config, "not-read", changed ? why : NULL);
+    if (changed) kvr_log_warning("kvroute %s: %s: --config: %s", admin->o->select_only ? "select" : "serve", by, why);
 }
 
-bool reload_all(struct admin *s, const char *by, struct kvr_buf *out)
+bool reload_all(struct admin *admin, const char *by, struct kvr_buf *out)
 {
     bool good = true;
     if (out) {
@@ -289,21 +289,21 @@ bool reload_all(struct admin *s, const char *by, struct kvr_buf *out)
         kvr_json_key(out, "files");
         kvr_json_open(out, '[');
     }
-    for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) good = reload_row(s, &rows[i], by, out) && good;
-    policies_warn_of_keys(s->config);
-    begin_others(s, out);
-    tell_of_config(s, by, out);
+    for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) good = reload_row(admin, &rows[i], by, out) && good;
+    policies_warn_of_keys(admin->config);
+    begin_others(admin, out);
+    tell_of_config(admin, by, out);
     if (out) {
         kvr_json_close(out, ']');
         kvr_json_close(out, '}');
     }
-    kvr_log("kvroute %s: %s: read again", s->o->select_only ? "select" : "serve", by);
+    kvr_log("kvroute %s: %s: read again", admin->o->select_only ? "select" : "serve", by);
     return good;
 }
 
-void reload_post(struct admin *s, struct kvr_http_conn *c)
+void reload_post(struct admin *admin, struct kvr_http_conn *c)
 {
     struct kvr_buf b = {0};
-    bool good = reload_all(s, "POST /reload", &b);
+    bool good = reload_all(admin, "POST /reload", &b);
     admin_reply(c, good ? 200 : 422, &b);
 }

@@ -51,9 +51,9 @@ struct admin {
     struct data_plane *data;
     struct kvr_http_server *server;
     struct kvr_http_shared http;
-    struct kvr_access *access;  /* who may use it */
+    struct kvr_access *access; /* who may use it */
     struct ctx_list ctxs;
-    struct kvr_jobs jobs;       /* large bodies */
+    struct kvr_jobs jobs;               /* large bodies */
     struct kvr_unknown_members ignored; /* of the body that is being answered */
     struct adapter_job *adapter_jobs;
     struct selection *selection;
@@ -65,7 +65,6 @@ struct admin {
     struct kvr_given_tokens *given_tokens; /* of --tokenizer-dir of `kvroute select`; NULL: none */
     struct kvr_ids *text_ids;              /* while a question is answered whose prompt is text */
 };
-
 
 /* ---- answers; each frees its buffer and ends the request ---- */
 void admin_reply(struct kvr_http_conn *c, int status, struct kvr_buf *b);
@@ -81,12 +80,12 @@ void admin_bad_field(struct kvr_http_conn *c, const char *field);
 /* ---- bodies ---- */
 /* What came of reading a body. Returns: false after having answered. */
 bool admin_is_object(struct kvr_http_conn *c, const struct kvr_json_read *r);
-bool admin_parse_object(struct admin *s, struct kvr_http_conn *c, struct kvr_json *o);
+bool admin_parse_object(struct admin *admin, struct kvr_http_conn *c, struct kvr_json *o);
 
 /* ---- workers ---- */
-void admin_workers_write(struct admin *s, struct kvr_buf *b, const char *model, const char *group);
-void admin_post_worker(struct admin *s, struct kvr_http_conn *c, struct kvr_json o);
-void admin_patch_worker(struct admin *s, struct kvr_http_conn *c, uint64_t id, struct kvr_json o);
+void admin_workers_write(struct admin *admin, struct kvr_buf *b, const char *model, const char *group);
+void admin_post_worker(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o);
+void admin_patch_worker(struct admin *admin, struct kvr_http_conn *c, uint64_t id, struct kvr_json o);
 
 /* ---- questions ---- */
 
@@ -143,39 +142,39 @@ struct admin_text {
     char why[300];
 };
 /* Any thread. `o` was read from body[0..len). */
-void admin_text_make(const struct admin *s, struct kvr_json o, const char *body, size_t len, struct admin_text *out);
+void admin_text_make(const struct admin *admin, struct kvr_json o, const char *body, size_t len, struct admin_text *out);
 void admin_text_free(struct admin_text *t);
 
 /* token_ids (or tokens; or a text, whose tokens are s->text_ids) and perhaps block_mm_infos, or block_hashes + sequence_hashes +
  * isl_tokens, or sequence_hashes + new_isl_tokens; constraints; override. Returns: false after having answered. */
-bool question_read(struct admin *s, struct kvr_http_conn *c, struct kvr_json o, struct question *q);
+bool question_read(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o, struct question *q);
 /* The same, and as "legs": 2 has it. */
-bool question_read_pair(struct admin *s, struct kvr_http_conn *c, struct kvr_json o, struct question *q);
+bool question_read_pair(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o, struct question *q);
 void question_free(struct question *q);
 /* Borrow the question. */
 struct kvr_router_request question_request(const struct question *q);
 struct kvr_router_request question_decode_request(const struct question *q); /* of its decode leg; decode.partition must be there */
-struct kvr_router_ctx *admin_ctx(struct admin *s, struct partition *partition);
+struct kvr_router_ctx *admin_ctx(struct admin *admin, struct partition *partition);
 /* The array of hashes o[key], malloc'd; the caller frees *out whatever comes. Returns: NULL; the key when it is none; "": no memory. */
 const char *get_hashes(struct kvr_json o, const char *key, uint64_t **out, size_t *n);
 
-void admin_overlap_scores(struct admin *s, struct kvr_http_conn *c, struct kvr_json o);
-void admin_query(struct admin *s, struct kvr_http_conn *c, struct kvr_json o, bool by_hash);
-void admin_potential_loads(struct admin *s, struct kvr_http_conn *c, struct kvr_json o);
+void admin_overlap_scores(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o);
+void admin_query(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o, bool by_hash);
+void admin_potential_loads(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o);
 /* The same as the request protocol has it: with what waits. */
-void admin_potential_loads_protocol(struct admin *s, struct kvr_http_conn *c, struct kvr_json o);
+void admin_potential_loads_protocol(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o);
 /* The loads of all partitions, one after the other; the caller frees them. NULL, with *n 0: there are none, or memory is short and the page
  * has failed. */
-struct kvr_rank_load *admin_all_loads(struct admin *s, struct kvr_buf *page, size_t *n);
-void admin_loads_write(struct admin *s, struct kvr_buf *b, const char *model, const char *group);
-void admin_dump_write(struct admin *s, struct kvr_buf *b);
+struct kvr_rank_load *admin_all_loads(struct admin *admin, struct kvr_buf *page, size_t *n);
+void admin_loads_write(struct admin *admin, struct kvr_buf *b, const char *model, const char *group);
+void admin_dump_write(struct admin *admin, struct kvr_buf *b);
 
 struct kvr_prom_page;
 /* compat.c: of --metrics-compat */
-void compat_metrics(struct admin *s, struct kvr_prom_page *out);
-void metrics_write(struct admin *s, struct kvr_buf *out);
+void compat_metrics(struct admin *admin, struct kvr_prom_page *out);
+void metrics_write(struct admin *admin, struct kvr_buf *out);
 
-typedef void admin_post_fn(struct admin *s, struct kvr_http_conn *c, struct kvr_json o);
+typedef void admin_post_fn(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o);
 /* What remote indexes have said of the prompt of a question. */
 struct fetched {
     struct kvr_reach *scores;
@@ -183,38 +182,38 @@ struct fetched {
 };
 /* On a router whose index is elsewhere, for a route that needs it: asks, then calls fn. holds: the parser that holds `o` when
  * the connection does not have its body any more; it is taken when something is asked. Returns: false when there is nothing to ask. */
-const char *remote_why(const struct admin *s); /* why the index elsewhere is not used now; "": it is */
-bool admin_ask_first(struct admin *s, struct kvr_http_conn *c, struct kvr_json o, struct kvr_json_parser **holds, admin_post_fn *fn);
+const char *remote_why(const struct admin *admin); /* why the index elsewhere is not used now; "": it is */
+bool admin_ask_first(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o, struct kvr_json_parser **holds, admin_post_fn *fn);
 /* The client went away. Returns: whether its question was being asked. */
-bool admin_ask_gone(struct admin *s, const struct kvr_http_conn *c);
+bool admin_ask_gone(struct admin *admin, const struct kvr_http_conn *c);
 
 /* ---- adapters.c ---- */
-void adapters_load(struct admin *s, struct kvr_http_conn *c, struct kvr_json o);
-void adapters_unload(struct admin *s, struct kvr_http_conn *c, struct kvr_json o);
-bool adapters_gone(struct admin *s, const struct kvr_http_conn *c); /* Returns: whether it waited for one of them */
-void adapters_stop(struct admin *s);                                /* before health_stop() */
+void adapters_load(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o);
+void adapters_unload(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o);
+bool adapters_gone(struct admin *admin, const struct kvr_http_conn *c); /* Returns: whether it waited for one of them */
+void adapters_stop(struct admin *admin);                                /* before health_stop() */
 
 /* ---- selection.c ---- */
-typedef void selection_begin_fn(struct admin *s, struct kvr_http_conn *c); /* begins with a request anew */
-int selection_start(struct admin *s, selection_begin_fn *begin);
-void selection_stop(struct admin *s);
-void selection_destroy(struct admin *s); /* when the main loop is closed */
-void selection_tick(struct admin *s);    /* every second */
-void selection_gone(struct admin *s, struct kvr_http_conn *c);
+typedef void selection_begin_fn(struct admin *admin, struct kvr_http_conn *c); /* begins with a request anew */
+int selection_start(struct admin *admin, selection_begin_fn *begin);
+void selection_stop(struct admin *admin);
+void selection_destroy(struct admin *admin); /* when the main loop is closed */
+void selection_tick(struct admin *admin);    /* every second */
+void selection_gone(struct admin *admin, struct kvr_http_conn *c);
 /* Whether a request waits for the partition, or one that was selected there may be booked yet. */
-bool selection_asks(struct admin *s, const struct partition *p);
+bool selection_asks(struct admin *admin, const struct partition *p);
 /* Until --min-initial-workers have been there once, a question for a worker is kept, at most for --queue-timeout; its body stays with
  * the connection. Returns: false when it can be answered now. */
-bool selection_hold(struct admin *s, struct kvr_http_conn *c);
+bool selection_hold(struct admin *admin, struct kvr_http_conn *c);
 /* Answers what was held: when the workers have come, or with 503 when it has waited too long. Call it when one has come. */
-void selection_release(struct admin *s);
-void selection_select(struct admin *s, struct kvr_http_conn *c, struct kvr_json o, bool reserve);
-void selection_pair(struct admin *s, struct kvr_http_conn *c, struct kvr_json o);
-void selection_reserve(struct admin *s, struct kvr_http_conn *c, struct kvr_json o);
+void selection_release(struct admin *admin);
+void selection_select(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o, bool reserve);
+void selection_pair(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o);
+void selection_reserve(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o);
 /* /reservations/{id}[/verb] */
-void selection_one(struct admin *s, struct kvr_http_conn *c, const char *id, size_t id_len, struct kvr_text verb);
+void selection_one(struct admin *admin, struct kvr_http_conn *c, const char *id, size_t id_len, struct kvr_text verb);
 /* {"method": "new" | "mark_prefill" | "mark_free" | "potential_loads", ...} */
-void selection_request(struct admin *s, struct kvr_http_conn *c, struct kvr_json o);
+void selection_request(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o);
 
 /* ---- pairing.c ---- */
 
@@ -231,36 +230,36 @@ struct place {
     struct reach reach;
 };
 /* worker_id ... effective_prefill_tokens, members of an object. */
-void place_write(struct admin *s, struct kvr_buf *b, const struct place *p);
+void place_write(struct admin *admin, struct kvr_buf *b, const struct place *p);
 
 /* Where an id is booked: with a worker that computes its prompt, with one that does all the rest. */
 struct bookings {
     struct partition *prefill, *main; /* NULL: not there */
 };
-struct bookings bookings_of(struct admin *s, const char *id);
+struct bookings bookings_of(struct admin *admin, const char *id);
 bool bookings_any(const struct bookings *k);
 void bookings_prefill_complete(const struct bookings *k, const char *id);
 void bookings_renew(const struct bookings *k, const char *id);
 void bookings_free(const struct bookings *k, const char *id);
 
 /* By the rule of one leg or two (data/conditional.h): the question may be one for one worker from now on. */
-void pairing_judge(struct admin *s, struct question *q);
+void pairing_judge(struct admin *admin, struct question *q);
 /* A worker that goes on from what `first` will have computed; id: booked under it, NULL: not booked. Returns: as kvr_pair_find_decode. */
-int pairing_find_decode(struct admin *s, const struct question *q, const struct place *first, const char *id, struct place *out);
+int pairing_find_decode(struct admin *admin, const struct question *q, const struct place *first, const char *id, struct place *out);
 /* Is there one now? No prompt is given to a worker when nobody could go on from it. Returns: 0, or why there is none. */
-int pairing_look(struct admin *s, const struct question *q);
+int pairing_look(struct admin *admin, const struct question *q);
 /* treatment ... eff_isl of a question of two, members of an object. second: NULL where one worker does all of it. */
-void pairing_write(struct admin *s, struct kvr_buf *b, const struct question *q, const struct place *first, const struct place *second);
+void pairing_write(struct admin *admin, struct kvr_buf *b, const struct question *q, const struct place *first, const struct place *second);
 
 /* ---- models_route.c: /models_config ---- */
-void models_get(struct admin *s, struct kvr_http_conn *c);
-void models_put(struct admin *s, struct kvr_http_conn *c);
+void models_get(struct admin *admin, struct kvr_http_conn *c);
+void models_put(struct admin *admin, struct kvr_http_conn *c);
 
 /* ---- tracker.c ---- */
-void tracker_register(struct admin *s, struct kvr_http_conn *c, struct kvr_json o);
-void tracker_unregister(struct admin *s, struct kvr_http_conn *c, struct kvr_json o);
-void tracker_add(struct admin *s, struct kvr_http_conn *c, struct kvr_json o);
-void tracker_prefill_complete(struct admin *s, struct kvr_http_conn *c, struct kvr_json o);
-void tracker_free(struct admin *s, struct kvr_http_conn *c, struct kvr_json o);
+void tracker_register(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o);
+void tracker_unregister(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o);
+void tracker_add(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o);
+void tracker_prefill_complete(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o);
+void tracker_free(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o);
 
 #endif

@@ -11,15 +11,16 @@
  * Everything runs on the main loop, but on_turn: that runs under a router's lock on whatever thread made room, and only
  * puts the waiting request on a list and wakes the loop. A client that goes away gives its place or its booking back.
  */
+#include "app/serve/admin/room.h"
+
 #include <math.h>
 #include <string.h>
 
-#include "app/serve/admin/room.h"
-#include "base/lock.h"
-#include "base/lru.h"
 #include "app/serve/common/clock.h"
 #include "app/serve/workers/worker.h"
 #include "app/serve/workers/workers.h"
+#include "base/lock.h"
+#include "base/lru.h"
 
 enum { SELECTION_ID_MAX = 200 };
 
@@ -119,9 +120,9 @@ static void pending_add(struct selection *sel, const struct serve_options *o, st
     sel->pending_bytes += pending_size(p);
 }
 
-bool selection_asks(struct admin *s, const struct partition *p)
+bool selection_asks(struct admin *admin, const struct partition *p)
 {
-    const struct selection *sel = s->selection;
+    const struct selection *sel = admin->selection;
     bool asks = false;
     for (const struct waiting *w = sel ? sel->waiting : NULL; w && !asks; w = w->next)
         asks = w->q.partition == p || w->q.decode.partition == p || w->q.whole.partition == p;
@@ -130,24 +131,24 @@ bool selection_asks(struct admin *s, const struct partition *p)
     return asks;
 }
 
-static bool have_workers(struct admin *s)
+static bool have_workers(struct admin *admin)
 {
-    struct selection *sel = s->selection;
+    struct selection *sel = admin->selection;
     if (!sel->had_workers) {
-        workers_lock(s->workers);
-        sel->had_workers = workers_count(s->workers) >= s->o->min_initial_workers;
-        workers_unlock(s->workers);
+        workers_lock(admin->workers);
+        sel->had_workers = workers_count(admin->workers) >= admin->o->min_initial_workers;
+        workers_unlock(admin->workers);
     }
     return sel->had_workers;
 }
 
-bool selection_hold(struct admin *s, struct kvr_http_conn *c)
+bool selection_hold(struct admin *admin, struct kvr_http_conn *c)
 {
-    struct selection *sel = s->selection;
-    if (have_workers(s) || s->o->queue_timeout <= 0) return false;
+    struct selection *sel = admin->selection;
+    if (have_workers(admin) || admin->o->queue_timeout <= 0) return false;
     struct held *h = calloc(1, sizeof *h);
     if (!h) return false;
-    *h = (struct held){NULL, c, now_ms() + (uint64_t)(s->o->queue_timeout * 1000)};
+    *h = (struct held){NULL, c, now_ms() + (uint64_t)(admin->o->queue_timeout * 1000)};
     *sel->held_end = h;
     sel->held_end = &h->next;
     kvr_http_conn_set_user(c, h); /* so that its end is told */
@@ -176,20 +177,20 @@ static bool held_drop(struct selection *sel, const struct kvr_http_conn *c)
     return false;
 }
 
-void selection_release(struct admin *s)
+void selection_release(struct admin *admin)
 {
-    struct selection *sel = s->selection;
+    struct selection *sel = admin->selection;
     static const char body[] = "{\"error\":\"fewer workers than --min-initial-workers have come within --queue-timeout\"}";
     while (sel->held && sel->held->deadline_ms <= now_ms())
         kvr_http_reply(held_take(sel, &sel->held), 503, "application/json", "Retry-After: 1\r\n", body, sizeof body - 1);
-    while (sel->held && have_workers(s)) sel->begin(s, held_take(sel, &sel->held));
+    while (sel->held && have_workers(admin)) sel->begin(admin, held_take(sel, &sel->held));
 }
 
-void selection_tick(struct admin *s)
+void selection_tick(struct admin *admin)
 {
-    struct selection *sel = s->selection;
+    struct selection *sel = admin->selection;
     uint64_t now = now_ms();
-    selection_release(s);
+    selection_release(admin);
     while (pending_oldest(sel) && pending_oldest(sel)->expires_ms <= now) pending_drop(sel, pending_oldest(sel));
     for (struct waiting *w = sel->waiting, *next; w; w = next) {
         next = w->next;
@@ -207,14 +208,15 @@ void selection_tick(struct admin *s)
 /* ---- ids --------------------------------------------------------------------------------------------- */
 
 /* selection_id, or a new one. `out` gets the book's id: the given one behind "r:". Returns: NULL or the bad member. */
-static const char *read_id(struct admin *s, struct kvr_json o, const char *key, char *out, bool *given)
+static const char *read_id(struct admin *admin, struct kvr_json o, const char *key, char *out, bool *given)
 {
     const char *bad = NULL;
     memcpy(out, "r:", 3);
     if (!member_text(o, key, out + 2, SELECTION_ID_MAX + 1, &bad)) return bad;
     *given = out[2] != 0;
     if (!*given)
-        snprintf(out + 2, SELECTION_ID_MAX, "sel-%016llx", (unsigned long long)kvr_mix64(s->process->salt ^ atomic_fetch_add(&s->process->next_id, 1)));
+        snprintf(out + 2, SELECTION_ID_MAX, "sel-%016llx",
+                 (unsigned long long)kvr_mix64(admin->process->salt ^ atomic_fetch_add(&admin->process->next_id, 1)));
     return NULL;
 }
 
@@ -238,9 +240,9 @@ static uint64_t *sequence_of(const struct question *q, size_t *n)
     return out;
 }
 
-static bool tracks_prefill(const struct admin *s, const struct question *q)
+static bool tracks_prefill(const struct admin *admin, const struct question *q)
 {
-    return q->override.set & KVR_OVERRIDE_TRACK_PREFILL_TOKENS ? q->override.track_prefill_tokens : s->o->track_prefill_tokens;
+    return q->override.set & KVR_OVERRIDE_TRACK_PREFILL_TOKENS ? q->override.track_prefill_tokens : admin->o->track_prefill_tokens;
 }
 
 /* The worker of a question that waited, or did not. */
@@ -249,20 +251,20 @@ static struct place place_of(const struct waiting *w)
     return (struct place){w->q.partition, w->result, w->reach};
 }
 
-static void put_scope(struct admin *s, struct kvr_buf *b, const struct waiting *w)
+static void put_scope(struct admin *admin, struct kvr_buf *b, const struct waiting *w)
 {
     char model[MODEL_MAX], group[MODEL_MAX];
-    workers_lock(s->workers);
-    const struct worker *worker = worker_find_locked(s->workers, w->result.worker.worker_id);
-    snprintf(model, sizeof model, "%s", worker ? worker_model(s->workers, worker) : w->q.model);
+    workers_lock(admin->workers);
+    const struct worker *worker = worker_find_locked(admin->workers, w->result.worker.worker_id);
+    snprintf(model, sizeof model, "%s", worker ? worker_model(admin->workers, worker) : w->q.model);
     snprintf(group, sizeof group, "%s", worker ? worker->group : w->q.group);
-    workers_unlock(s->workers);
+    workers_unlock(admin->workers);
     kvr_json_put_str(b, "model_name", model);
     kvr_json_put_str(b, "routing_group", group);
 }
 
 /* What reserving adds. */
-static void put_reserved(struct admin *s, struct kvr_buf *b, const struct waiting *w)
+static void put_reserved(struct admin *admin, struct kvr_buf *b, const struct waiting *w)
 {
     const struct question *q = &w->q;
     size_t n = 0;
@@ -275,22 +277,22 @@ static void put_reserved(struct admin *s, struct kvr_buf *b, const struct waitin
     free(seqs);
     kvr_json_put_u64(b, "isl_tokens", q->isl);
     kvr_json_key(b, "track_prefill_tokens");
-    kvr_json_bool(b, tracks_prefill(s, q));
+    kvr_json_bool(b, tracks_prefill(admin, q));
     kvr_json_key(b, "queued_ms");
     kvr_json_double(b, (double)w->result.waited_ns / 1e6);
 }
 
 /* second: of two legs; NULL: there is one. */
-static void put_selection(struct admin *s, struct kvr_buf *b, const struct waiting *w, const struct place *second, bool with_id,
+static void put_selection(struct admin *admin, struct kvr_buf *b, const struct waiting *w, const struct place *second, bool with_id,
                           bool reserved)
 {
     struct place first = place_of(w);
     kvr_json_open(b, '{');
     if (with_id) kvr_json_put_str(b, "selection_id", w->id + 2);
-    put_scope(s, b, w);
-    if (w->q.two) pairing_write(s, b, &w->q, &first, second);
-    else place_write(s, b, &first);
-    if (reserved) put_reserved(s, b, w);
+    put_scope(admin, b, w);
+    if (w->q.two) pairing_write(admin, b, &w->q, &first, second);
+    else place_write(admin, b, &first);
+    if (reserved) put_reserved(admin, b, w);
     kvr_json_close(b, '}');
 }
 
@@ -374,10 +376,10 @@ static void on_turn(struct kvr_ticket *t, int rc, const struct kvr_router_result
 }
 
 /* The caller hears of an error, so the booking is nobody's. */
-static void answer_booked(struct admin *s, struct kvr_http_conn *c, const char *id, int status, struct kvr_buf *b)
+static void answer_booked(struct admin *admin, struct kvr_http_conn *c, const char *id, int status, struct kvr_buf *b)
 {
     if (b->failed) {
-        struct bookings k = bookings_of(s, id);
+        struct bookings k = bookings_of(admin, id);
         bookings_free(&k, id);
     }
     admin_reply(c, status, b);
@@ -439,9 +441,9 @@ static void leave_ready_list(struct waiting *w)
     kvr_unlock(&sel->lock);
 }
 
-void selection_gone(struct admin *s, struct kvr_http_conn *c)
+void selection_gone(struct admin *admin, struct kvr_http_conn *c)
 {
-    struct waiting *w = held_drop(s->selection, c) ? NULL : kvr_http_conn_user(c);
+    struct waiting *w = held_drop(admin->selection, c) ? NULL : kvr_http_conn_user(c);
     if (!w) return;
     if (!w->parked || !kvr_router_cancel(w->q.partition->router, &w->ticket)) {
         leave_ready_list(w);
@@ -450,12 +452,12 @@ void selection_gone(struct admin *s, struct kvr_http_conn *c)
     waiting_free(w);
 }
 
-static void reserve_now_or_later(struct admin *s, struct kvr_http_conn *c, struct waiting *w)
+static void reserve_now_or_later(struct admin *admin, struct kvr_http_conn *c, struct waiting *w)
 {
-    struct selection *sel = s->selection;
-    struct kvr_router_ctx *ctx = admin_ctx(s, w->q.partition);
-    struct bookings known = bookings_of(s, w->id);
-    w->admin = s;
+    struct selection *sel = admin->selection;
+    struct kvr_router_ctx *ctx = admin_ctx(admin, w->q.partition);
+    struct bookings known = bookings_of(admin, w->id);
+    w->admin = admin;
     w->conn = c;
     w->next = sel->waiting;
     if (sel->waiting) sel->waiting->prev = w;
@@ -464,9 +466,9 @@ static void reserve_now_or_later(struct admin *s, struct kvr_http_conn *c, struc
     w->rq.book = true;
     w->rq.id = w->id;
     w->rq.id_len = strlen(w->id);
-    w->deadline_ms = now_ms() + (uint64_t)(s->o->queue_timeout * 1000);
+    w->deadline_ms = now_ms() + (uint64_t)(admin->o->queue_timeout * 1000);
     w->parked = true; /* before on_turn can run: from a KVR_PARKED on, what it writes is its own */
-    int rc = bookings_any(&known) ? -KVR_EEXISTS : w->q.has_pair ? pairing_look(s, &w->q) : 0;
+    int rc = bookings_any(&known) ? -KVR_EEXISTS : w->q.has_pair ? pairing_look(admin, &w->q) : 0;
     if (rc == 0)
         rc = ctx ? kvr_router_submit(w->q.partition->router, ctx, &w->rq, &w->ticket, on_turn, w, &w->result, &w->rejection) : -KVR_ENOMEM;
     if (rc == KVR_PARKED) {
@@ -480,51 +482,51 @@ static void reserve_now_or_later(struct admin *s, struct kvr_http_conn *c, struc
 }
 
 /* Returns: false without memory. */
-static bool remember(struct admin *s, const struct waiting *w)
+static bool remember(struct admin *admin, const struct waiting *w)
 {
     size_t n = 0;
     uint64_t *seqs = sequence_of(&w->q, &n);
     struct pending *p = seqs ? calloc(1, sizeof *p + n * sizeof *p->seqs) : NULL;
     if (p) {
-        *p = (struct pending){.expires_ms = now_ms() + (uint64_t)(s->o->selection_ttl * 1000),
+        *p = (struct pending){.expires_ms = now_ms() + (uint64_t)(admin->o->selection_ttl * 1000),
                               .partition = w->q.partition,
                               .worker = w->result.worker,
                               .isl = w->q.isl,
                               .effective = w->result.prefill_tokens,
-                              .track_prefill = tracks_prefill(s, &w->q),
+                              .track_prefill = tracks_prefill(admin, &w->q),
                               .decodes = w->q.phase == ASKS_DECODE,
                               .seqs_n = n};
         snprintf(p->id, sizeof p->id, "%s", w->id + 2);
         memcpy(p->seqs, seqs, n * sizeof *seqs);
-        pending_add(s->selection, s->o, p);
+        pending_add(admin->selection, admin->o, p);
     }
     free(seqs);
     return p != NULL;
 }
 
-static void select_only(struct admin *s, struct kvr_http_conn *c, struct waiting *w, bool given)
+static void select_only(struct admin *admin, struct kvr_http_conn *c, struct waiting *w, bool given)
 {
-    struct kvr_router_ctx *ctx = admin_ctx(s, w->q.partition);
+    struct kvr_router_ctx *ctx = admin_ctx(admin, w->q.partition);
     struct kvr_buf b = {0};
     struct place second;
     w->rq = question_request(&w->q);
     int rc = ctx ? kvr_router_find_best_match(w->q.partition->router, ctx, &w->rq, &w->result) : -KVR_ENOMEM;
     if (rc == 0) w->reach = reach_of(ctx, w->result.worker, w->q.partition->block_size);
     struct place first = place_of(w);
-    if (rc == 0 && w->q.has_pair) rc = pairing_find_decode(s, &w->q, &first, NULL, &second);
-    if (rc == 0 && given && !remember(s, w)) rc = -KVR_ENOMEM;
+    if (rc == 0 && w->q.has_pair) rc = pairing_find_decode(admin, &w->q, &first, NULL, &second);
+    if (rc == 0 && given && !remember(admin, w)) rc = -KVR_ENOMEM;
     if (rc) {
         refuse(c, rc);
         return;
     }
-    put_selection(s, &b, w, w->q.has_pair ? &second : NULL, given, false);
+    put_selection(admin, &b, w, w->q.has_pair ? &second : NULL, given, false);
     admin_reply(c, 200, &b);
 }
 
 /* What is asked for: two legs are booked in one go or not at all. */
 enum selection_kind { SELECTS_ONE, SELECTS_PAIR, SELECTS_RESERVED };
 
-static void begin_selection(struct admin *s, struct kvr_http_conn *c, struct kvr_json o, enum selection_kind wish)
+static void begin_selection(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o, enum selection_kind wish)
 {
     struct waiting *w = calloc(1, sizeof *w);
     bool given = false;
@@ -532,9 +534,9 @@ static void begin_selection(struct admin *s, struct kvr_http_conn *c, struct kvr
         admin_error(c, 503, "out of memory");
         return;
     }
-    const char *bad = wish == SELECTS_PAIR ? NULL : read_id(s, o, "selection_id", w->id, &given);
+    const char *bad = wish == SELECTS_PAIR ? NULL : read_id(admin, o, "selection_id", w->id, &given);
     if (bad) admin_bad_field(c, bad);
-    if (bad || !(wish == SELECTS_PAIR ? question_read_pair : question_read)(s, c, o, &w->q)) {
+    if (bad || !(wish == SELECTS_PAIR ? question_read_pair : question_read)(admin, c, o, &w->q)) {
         free(w);
         return;
     }
@@ -545,25 +547,25 @@ static void begin_selection(struct admin *s, struct kvr_http_conn *c, struct kvr
     } else if (wish == SELECTS_ONE && w->q.two) {
         admin_error(c, 400, "field 'legs': a pair is chosen by /select_pair, or booked by /select_and_reserve");
     } else {
-        if (w->q.has_pair) pairing_judge(s, &w->q);
+        if (w->q.has_pair) pairing_judge(admin, &w->q);
         if (wish == SELECTS_RESERVED) {
-            reserve_now_or_later(s, c, w);
+            reserve_now_or_later(admin, c, w);
             return;
         }
-        select_only(s, c, w, given);
+        select_only(admin, c, w, given);
     }
     question_free(&w->q);
     free(w);
 }
 
-void selection_select(struct admin *s, struct kvr_http_conn *c, struct kvr_json o, bool reserve)
+void selection_select(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o, bool reserve)
 {
-    begin_selection(s, c, o, reserve ? SELECTS_RESERVED : SELECTS_ONE);
+    begin_selection(admin, c, o, reserve ? SELECTS_RESERVED : SELECTS_ONE);
 }
 
-void selection_pair(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
+void selection_pair(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
 {
-    begin_selection(s, c, o, SELECTS_PAIR);
+    begin_selection(admin, c, o, SELECTS_PAIR);
 }
 
 /* ---- reservations ------------------------------------------------------------------------------------ */
@@ -578,13 +580,13 @@ struct booking {
 };
 
 /* Returns: whether it can be tried again: there was no memory. */
-static bool book(struct admin *s, struct kvr_http_conn *c, const char *id, const struct booking *k)
+static bool book(struct admin *admin, struct kvr_http_conn *c, const char *id, const struct booking *k)
 {
     struct kvr_override tracked = {.set = KVR_OVERRIDE_TRACK_PREFILL_TOKENS, .track_prefill_tokens = k->track_prefill};
     struct kvr_router_request rq = {
         .id = id, .id_len = strlen(id), .seqs = k->seqs, .seqs_n = k->seqs_n, .isl = k->isl, .override = &tracked};
-    struct kvr_router_ctx *ctx = admin_ctx(s, k->partition);
-    struct bookings known = bookings_of(s, id);
+    struct kvr_router_ctx *ctx = admin_ctx(admin, k->partition);
+    struct bookings known = bookings_of(admin, id);
     struct kvr_buf b = {0};
     bool again = false;
     int rc = bookings_any(&known) ? -KVR_EEXISTS : -KVR_ENOMEM;
@@ -603,36 +605,36 @@ static bool book(struct admin *s, struct kvr_http_conn *c, const char *id, const
         kvr_json_put_u64(&b, "effective_prefill_tokens", k->track_prefill ? k->effective : 0);
         kvr_json_close(&b, '}');
         again = b.failed;
-        answer_booked(s, c, id, 201, &b);
+        answer_booked(admin, c, id, 201, &b);
     }
     return again;
 }
 
-static void reserve_pending(struct admin *s, struct kvr_http_conn *c, const char *id)
+static void reserve_pending(struct admin *admin, struct kvr_http_conn *c, const char *id)
 {
-    struct pending *p = pending_find(s->selection, id + 2);
+    struct pending *p = pending_find(admin->selection, id + 2);
     if (!p || p->expires_ms <= now_ms()) {
         admin_error(c, 404, "no pending selection");
         return;
     }
     struct booking k = {p->partition, p->worker, p->seqs, p->seqs_n, p->isl, p->effective, p->track_prefill, p->decodes};
-    if (!book(s, c, id, &k)) pending_drop(s->selection, p);
+    if (!book(admin, c, id, &k)) pending_drop(admin->selection, p);
 }
 
 /* Prefill workers are apart from those that answer, and the caller has chosen one of them. */
-static void take_partition_of(struct admin *s, struct question *q, uint64_t worker_id)
+static void take_partition_of(struct admin *admin, struct question *q, uint64_t worker_id)
 {
-    workers_lock(s->workers);
-    const struct worker *w = worker_find_locked(s->workers, worker_id);
+    workers_lock(admin->workers);
+    const struct worker *w = worker_find_locked(admin->workers, worker_id);
     if (w && w->role == ROLE_PREFILL) q->partition = w->partition;
-    workers_unlock(s->workers);
+    workers_unlock(admin->workers);
 }
 
-static void reserve_explicit(struct admin *s, struct kvr_http_conn *c, struct kvr_json o, const char *id)
+static void reserve_explicit(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o, const char *id)
 {
     struct question q;
     uint64_t worker = 0, rank = 0, effective = UINT64_MAX;
-    bool track = s->o->track_prefill_tokens;
+    bool track = admin->o->track_prefill_tokens;
     const char *bad = NULL;
     if (!kvr_json_as_u64(kvr_json_get(o, "worker_id"), &worker)) bad = "worker_id";
     else if (!member_u64(o, "dp_rank", UINT32_MAX, &rank, &bad) ||
@@ -643,37 +645,37 @@ static void reserve_explicit(struct admin *s, struct kvr_http_conn *c, struct kv
         admin_bad_field(c, bad);
         return;
     }
-    if (!question_read(s, c, o, &q)) return;
+    if (!question_read(admin, c, o, &q)) return;
     if (effective == UINT64_MAX) effective = q.isl;
-    take_partition_of(s, &q, worker);
+    take_partition_of(admin, &q, worker);
     size_t n = 0;
     uint64_t *seqs = effective <= q.isl ? sequence_of(&q, &n) : NULL;
     struct booking k = {q.partition, {worker, (uint32_t)rank}, seqs, n, q.isl, effective, track, q.phase == ASKS_DECODE};
     if (effective > q.isl) admin_bad_field(c, "effective_prefill_tokens");
     else if (!seqs) admin_error(c, 503, "out of memory");
-    else (void)book(s, c, id, &k);
+    else (void)book(admin, c, id, &k);
     free(seqs);
     question_free(&q);
 }
 
-void selection_reserve(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
+void selection_reserve(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
 {
     char id[SELECTION_ID_MAX + 3];
     bool given = false, explicit_form = kvr_json_type_of(kvr_json_get(o, "worker_id")) > KVR_JSON_NULL;
-    const char *bad = read_id(s, o, "selection_id", id, &given);
+    const char *bad = read_id(admin, o, "selection_id", id, &given);
     if (bad || (!given && !explicit_form)) admin_bad_field(c, "selection_id");
-    else if (explicit_form) reserve_explicit(s, c, o, id);
-    else reserve_pending(s, c, id);
+    else if (explicit_form) reserve_explicit(admin, c, o, id);
+    else reserve_pending(admin, c, id);
 }
 
-static void output_block(struct admin *s, struct kvr_http_conn *c, struct partition *partition, const char *id)
+static void output_block(struct admin *admin, struct kvr_http_conn *c, struct partition *partition, const char *id)
 {
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
     double fraction = -1;
     struct kvr_json o;
     const char *bad = NULL;
     if (rq->body_len) {
-        if (!admin_parse_object(s, c, &o)) return;
+        if (!admin_parse_object(admin, c, &o)) return;
         if (!member_double(o, "decay_fraction", 0, 1, &fraction, &bad)) {
             admin_bad_field(c, bad);
             return;
@@ -684,10 +686,10 @@ static void output_block(struct admin *s, struct kvr_http_conn *c, struct partit
     else admin_error(c, 404, "reservation not found");
 }
 
-static void end_or_mark(struct admin *s, struct kvr_http_conn *c, const struct bookings *k, const char *id, struct kvr_text verb)
+static void end_or_mark(struct admin *admin, struct kvr_http_conn *c, const struct bookings *k, const char *id, struct kvr_text verb)
 {
     if (kvr_text_is(verb, "output_block")) {
-        output_block(s, c, k->main ? k->main : k->prefill, id);
+        output_block(admin, c, k->main ? k->main : k->prefill, id);
         return;
     }
     if (verb.len == 0) bookings_free(k, id);
@@ -696,7 +698,7 @@ static void end_or_mark(struct admin *s, struct kvr_http_conn *c, const struct b
     admin_ok(c, 200);
 }
 
-void selection_one(struct admin *s, struct kvr_http_conn *c, const char *name, size_t len, struct kvr_text verb)
+void selection_one(struct admin *admin, struct kvr_http_conn *c, const char *name, size_t len, struct kvr_text verb)
 {
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
     char id[SELECTION_ID_MAX + 3] = "r:";
@@ -704,14 +706,14 @@ void selection_one(struct admin *s, struct kvr_http_conn *c, const char *name, s
     bool post = kvr_text_is(rq->method, "POST");
     if (len <= SELECTION_ID_MAX) {
         memcpy(id + 2, name, len);
-        known = bookings_of(s, id);
+        known = bookings_of(admin, id);
     }
     if (verb.len == 0 ? !kvr_text_is(rq->method, "DELETE") : !post)
         admin_error(c, 405, verb.len ? "method not allowed; use POST" : "method not allowed; use DELETE");
     else if (verb.len && !kvr_text_is(verb, "prefill_complete") && !kvr_text_is(verb, "output_block") && !kvr_text_is(verb, "renew"))
         admin_error(c, 404, "unknown path");
     else if (!bookings_any(&known)) admin_error(c, 404, "reservation not found");
-    else end_or_mark(s, c, &known, id, verb);
+    else end_or_mark(admin, c, &known, id, verb);
 }
 
 /* ---- the request protocol ---------------------------------------------------------------------------- */
@@ -727,15 +729,15 @@ static void answer_marked(struct kvr_http_conn *c, const char *method, bool succ
     admin_reply(c, 200, &b);
 }
 
-static void protocol_new(struct admin *s, struct kvr_http_conn *c, struct kvr_json o, const char *id, bool named)
+static void protocol_new(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o, const char *id, bool named)
 {
-    if (kvr_http_conn_request(c)->body && selection_hold(s, c)) return;
+    if (kvr_http_conn_request(c)->body && selection_hold(admin, c)) return;
     struct waiting *w = calloc(1, sizeof *w);
     if (!w) {
         admin_error(c, 503, "out of memory");
         return;
     }
-    if (!question_read(s, c, o, &w->q)) {
+    if (!question_read(admin, c, o, &w->q)) {
         free(w);
         return;
     }
@@ -743,7 +745,7 @@ static void protocol_new(struct admin *s, struct kvr_http_conn *c, struct kvr_js
     w->named = named;
     snprintf(w->id, sizeof w->id, "%s", id);
     if (w->q.isl && (w->q.tokens || w->q.locals) && !w->q.two) {
-        reserve_now_or_later(s, c, w);
+        reserve_now_or_later(admin, c, w);
         return;
     }
     admin_bad_field(c, w->q.two ? "legs" : "tokens");
@@ -751,7 +753,7 @@ static void protocol_new(struct admin *s, struct kvr_http_conn *c, struct kvr_js
     free(w);
 }
 
-void selection_request(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
+void selection_request(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
 {
     char id[SELECTION_ID_MAX + 3], method[32] = "";
     const char *bad = NULL;
@@ -760,7 +762,7 @@ void selection_request(struct admin *s, struct kvr_http_conn *c, struct kvr_json
         admin_bad_field(c, bad);
         return;
     }
-    bad = read_id(s, o, "request_id", id, &given);
+    bad = read_id(admin, o, "request_id", id, &given);
     struct kvr_text context = kvr_headers_get(kvr_http_conn_request(c)->headers, "x-request-id");
     if (!bad && !given && context.len > SELECTION_ID_MAX) bad = "x-request-id";
     if (!bad && !given && context.ptr && context.len) { /* blank or missing: the context's id */
@@ -771,15 +773,15 @@ void selection_request(struct admin *s, struct kvr_http_conn *c, struct kvr_json
     if (bad) {
         admin_bad_field(c, bad);
     } else if (is_new) {
-        protocol_new(s, c, o, id, given);
+        protocol_new(admin, c, o, id, given);
     } else if (!strcmp(method, "potential_loads")) {
-        admin_potential_loads_protocol(s, c, o);
+        admin_potential_loads_protocol(admin, c, o);
     } else if (!prefill && !mark_free) {
         admin_error(c, 400, "field 'method' must be one of new, mark_prefill, mark_free, potential_loads");
     } else if (!given) {
         admin_bad_field(c, "request_id");
     } else {
-        struct bookings known = bookings_of(s, id);
+        struct bookings known = bookings_of(admin, id);
         if (prefill) bookings_prefill_complete(&known, id);
         else bookings_free(&known, id);
         answer_marked(c, prefill ? "prefill_marked" : "free_marked", bookings_any(&known));
@@ -788,22 +790,22 @@ void selection_request(struct admin *s, struct kvr_http_conn *c, struct kvr_json
 
 /* ---- life -------------------------------------------------------------------------------------------- */
 
-int selection_start(struct admin *s, selection_begin_fn *begin)
+int selection_start(struct admin *admin, selection_begin_fn *begin)
 {
-    struct selection *sel = s->selection = calloc(1, sizeof *sel);
+    struct selection *sel = admin->selection = calloc(1, sizeof *sel);
     if (!sel) return UV_ENOMEM;
     kvr_lock_init(&sel->lock, KVR_LOCK_SELECTION);
     sel->held_end = &sel->held;
     sel->begin = begin;
     sel->wake.data = sel;
-    int rc = kvr_lru_init(&sel->pending) ? UV_ENOMEM : uv_async_init(&s->process->main_loop, &sel->wake, take_ready);
+    int rc = kvr_lru_init(&sel->pending) ? UV_ENOMEM : uv_async_init(&admin->process->main_loop, &sel->wake, take_ready);
     sel->running = rc == 0;
     return rc;
 }
 
-void selection_stop(struct admin *s)
+void selection_stop(struct admin *admin)
 {
-    struct selection *sel = s->selection;
+    struct selection *sel = admin->selection;
     if (!sel) return;
     while (pending_oldest(sel)) pending_drop(sel, pending_oldest(sel));
     kvr_lru_free(&sel->pending);
@@ -811,8 +813,8 @@ void selection_stop(struct admin *s)
     sel->running = false;
 }
 
-void selection_destroy(struct admin *s)
+void selection_destroy(struct admin *admin)
 {
-    if (s->selection) kvr_lock_destroy(&s->selection->lock);
-    free(s->selection);
+    if (admin->selection) kvr_lock_destroy(&admin->selection->lock);
+    free(admin->selection);
 }

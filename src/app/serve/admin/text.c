@@ -6,17 +6,18 @@
  *
  * A short one is made on the main loop; a body of more than KVR_TOKENIZER_INLINE bytes is read, and its tokens are made, on a thread.
  */
+#include "app/serve/admin/room.h"
+
 #include <string.h>
 
-#include "app/serve/admin/room.h"
 #include "app/serve/tokenizers/tokenizers.h"
 #include "token/given.h"
 #include "token/library.h"
 #include "wire/prompt_question.h"
 
-int admin_text_open(struct admin *s, char *err, size_t cap)
+int admin_text_open(struct admin *admin, char *err, size_t cap)
 {
-    const struct serve_options *o = s->o;
+    const struct serve_options *o = admin->o;
     if (!o->select_only || !o->tokenizer_dirs_n) return 0;
     struct kvr_given_tokens_config config = {.program = "kvroute select",
                                              .lib = o->tokenizer_lib,
@@ -25,7 +26,7 @@ int admin_text_open(struct admin *s, char *err, size_t cap)
                                              .name_max = MODEL_MAX - 1,
                                              .profile = o->tokenizer_profile,
                                              .cache_bytes = o->tokenizer_cache};
-    return kvr_given_tokens_open(&config, &s->given_tokens, err, cap);
+    return kvr_given_tokens_open(&config, &admin->given_tokens, err, cap);
 }
 
 static void refuse(struct admin_text *t, int status, const char *why, const char *detail)
@@ -34,17 +35,17 @@ static void refuse(struct admin_text *t, int status, const char *why, const char
     snprintf(t->why, sizeof t->why, "%s%s%s", why, *detail ? ": " : "", detail);
 }
 
-static void with_folder(const struct admin *s, const char *model, const struct kvr_buf *question, struct admin_text *t)
+static void with_folder(const struct admin *admin, const char *model, const struct kvr_buf *question, struct admin_text *t)
 {
     char why[sizeof t->why - 64];
-    int rc = kvr_given_tokens_make(s->given_tokens, model, question->data, question->len, &t->ids, why, sizeof why);
+    int rc = kvr_given_tokens_make(admin->given_tokens, model, question->data, question->len, &t->ids, why, sizeof why);
     if (rc == KVR_TOK_EPANIC) refuse(t, 500, "the tokenizer failed", why);
     else if (rc) refuse(t, 400, "the prompt's tokens cannot be made here", why);
 }
 
-static void with_trusted(const struct admin *s, const char *model, const struct kvr_buf *question, struct admin_text *t)
+static void with_trusted(const struct admin *admin, const char *model, const struct kvr_buf *question, struct admin_text *t)
 {
-    struct kvr_tokenizer *tokenizer = tokenizers_find(s->tokenizers, model);
+    struct kvr_tokenizer *tokenizer = tokenizers_find(admin->tokenizers, model);
     if (kvr_tokenizer_state(tokenizer) != KVR_TRUST_TRUSTED) {
         refuse(t, 503, "the model's tokens are not made here now (GET /tokenizers)", kvr_trust_name(kvr_tokenizer_state(tokenizer)));
     } else if (kvr_tokenizer_make(tokenizer, question->data, question->len, &t->ids)) {
@@ -53,23 +54,23 @@ static void with_trusted(const struct admin *s, const char *model, const struct 
 }
 
 /* Is there anything that makes tokens of this model? */
-static bool has_tokenizer(const struct admin *s, const char *model)
+static bool has_tokenizer(const struct admin *admin, const char *model)
 {
-    return s->o->select_only ? kvr_given_tokens_has(s->given_tokens, model) : tokenizers_find(s->tokenizers, model) != NULL;
+    return admin->o->select_only ? kvr_given_tokens_has(admin->given_tokens, model) : tokenizers_find(admin->tokenizers, model) != NULL;
 }
 
-void admin_text_make(const struct admin *s, struct kvr_json o, const char *body, size_t len, struct admin_text *t)
+void admin_text_make(const struct admin *admin, struct kvr_json o, const char *body, size_t len, struct admin_text *t)
 {
     struct kvr_buf question = {0};
     const char *why, *bad = NULL;
     char model[MODEL_MAX] = "";
     *t = (struct admin_text){0};
     (void)member_text(o, "model_name", model, sizeof model, &bad); /* question_read looks at what it may be */
-    if (!model[0] && s->o->model) snprintf(model, sizeof model, "%s", s->o->model);
-    if (!has_tokenizer(s, model)) refuse(t, 400, "there is no tokenizer for the model (--tokenizer-dir)", "");
+    if (!model[0] && admin->o->model) snprintf(model, sizeof model, "%s", admin->o->model);
+    if (!has_tokenizer(admin, model)) refuse(t, 400, "there is no tokenizer for the model (--tokenizer-dir)", "");
     else if (!kvr_prompt_question(o, body, len, &question, &why)) refuse(t, question.failed ? 503 : 400, why, "");
-    else if (s->o->select_only) with_folder(s, model, &question, t);
-    else with_trusted(s, model, &question, t);
+    else if (admin->o->select_only) with_folder(admin, model, &question, t);
+    else with_trusted(admin, model, &question, t);
     kvr_buf_free(&question);
 }
 

@@ -3,12 +3,13 @@
  * The slot tracker's routes: load book-keeping for callers that choose by themselves. State is the partition's router;
  * request ids are the partition's own.
  */
+#include "app/serve/admin/room.h"
+
 #include <string.h>
 
-#include "app/serve/admin/room.h"
 #include "app/serve/workers/worker.h"
-#include "base/lock.h"
 #include "app/serve/workers/workers.h"
+#include "base/lock.h"
 
 enum { TRACKER_ID_MAX = 200 };
 
@@ -18,7 +19,7 @@ struct scope {
 };
 
 /* model_name, routing_group and, when wanted, request_id. Returns: false after having answered. */
-static bool read_scope(struct admin *s, struct kvr_http_conn *c, struct kvr_json o, bool wants_id, struct scope *out)
+static bool read_scope(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o, bool wants_id, struct scope *out)
 {
     const char *bad = NULL;
     memset(out, 0, sizeof *out);
@@ -31,9 +32,9 @@ static bool read_scope(struct admin *s, struct kvr_http_conn *c, struct kvr_json
         admin_bad_field(c, bad);
         return false;
     }
-    workers_lock(s->workers);
-    out->partition = partition_find_locked(s->workers, out->model, out->group);
-    workers_unlock(s->workers);
+    workers_lock(admin->workers);
+    out->partition = partition_find_locked(admin->workers, out->model, out->group);
+    workers_unlock(admin->workers);
     return true;
 }
 
@@ -52,14 +53,14 @@ static bool same_registration(const struct worker *a, const struct worker *b)
            a->dp_size == b->dp_size;
 }
 
-void tracker_register(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
+void tracker_register(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
 {
     struct worker_spec spec;
     struct worker *w = &spec.w;
     uint64_t block_size = 0, start = 0, size = 0;
     const char *bad = NULL;
     char err[256];
-    worker_spec_init(s->workers, &spec);
+    worker_spec_init(admin->workers, &spec);
     if (!kvr_json_as_u64(kvr_json_get(o, "worker_id"), &w->id)) bad = "worker_id";
     else if (member_text(o, "model_name", w->model, MODEL_MAX, &bad) && member_text(o, "routing_group", w->group, MODEL_MAX, &bad) &&
              member_u64(o, "block_size", 65536, &block_size, &bad) && member_u64(o, "dp_start", 1u << 20, &start, &bad) &&
@@ -72,17 +73,17 @@ void tracker_register(struct admin *s, struct kvr_http_conn *c, struct kvr_json 
     w->block_size = (uint32_t)block_size;
     w->dp_start = (uint32_t)start;
     w->dp_size = (uint32_t)size;
-    workers_lock(s->workers);
-    const struct worker *known = worker_find_locked(s->workers, w->id);
+    workers_lock(admin->workers);
+    const struct worker *known = worker_find_locked(admin->workers, w->id);
     bool other = known && !same_registration(known, w);
-    workers_unlock(s->workers);
+    workers_unlock(admin->workers);
     if (other) admin_error(c, 409, "worker_id is registered otherwise");
     else if (known) admin_ok(c, 201); /* once more: what is booked there stays */
-    else if (worker_add(s->workers, w, err, sizeof err)) admin_not_added(c, err);
+    else if (worker_add(admin->workers, w, err, sizeof err)) admin_not_added(c, err);
     else admin_ok(c, 201);
 }
 
-void tracker_unregister(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
+void tracker_unregister(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
 {
     struct scope sc;
     uint64_t id = 0;
@@ -90,23 +91,23 @@ void tracker_unregister(struct admin *s, struct kvr_http_conn *c, struct kvr_jso
         admin_bad_field(c, "worker_id");
         return;
     }
-    if (!read_scope(s, c, o, false, &sc) || !known_scope(c, &sc)) return;
-    workers_lock(s->workers);
-    const struct worker *w = worker_find_locked(s->workers, id);
+    if (!read_scope(admin, c, o, false, &sc) || !known_scope(c, &sc)) return;
+    workers_lock(admin->workers);
+    const struct worker *w = worker_find_locked(admin->workers, id);
     bool here = w && w->partition == sc.partition;
-    workers_unlock(s->workers);
-    if (here && worker_remove(s->workers, id)) admin_ok(c, 200);
+    workers_unlock(admin->workers);
+    if (here && worker_remove(admin->workers, id)) admin_ok(c, 200);
     else admin_error(c, 404, "worker not found");
 }
 
-void tracker_add(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
+void tracker_add(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
 {
     struct scope sc;
     uint64_t rank = 0, isl = 0, *seqs = NULL;
     size_t n = 0;
     struct kvr_worker w = {0, 0};
     const char *bad = NULL;
-    if (!read_scope(s, c, o, true, &sc)) return;
+    if (!read_scope(admin, c, o, true, &sc)) return;
     if (!kvr_json_as_u64(kvr_json_get(o, "worker_id"), &w.worker_id)) bad = "worker_id";
     else if (!member_u64(o, "dp_rank", UINT32_MAX, &rank, &bad) || !member_u64(o, "new_isl_tokens", UINT32_MAX, &isl, &bad)) (void)bad;
     else bad = get_hashes(o, "sequence_hashes", &seqs, &n);
@@ -116,7 +117,7 @@ void tracker_add(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
         w.dp_rank = (uint32_t)rank;
         struct kvr_override tracked = {.set = KVR_OVERRIDE_TRACK_PREFILL_TOKENS, .track_prefill_tokens = isl > 0};
         struct kvr_router_request rq = {.id = sc.id, .id_len = strlen(sc.id), .seqs = seqs, .seqs_n = n, .isl = isl, .override = &tracked};
-        struct kvr_router_ctx *ctx = admin_ctx(s, sc.partition);
+        struct kvr_router_ctx *ctx = admin_ctx(admin, sc.partition);
         int rc = ctx ? kvr_router_add_request(sc.partition->router, ctx, &rq, w, 0) : -KVR_ENOMEM;
         if (rc == 0) admin_ok(c, 201);
         else if (rc == -KVR_EEXISTS) admin_error(c, 409, "request_id is in use");
@@ -126,18 +127,18 @@ void tracker_add(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
     free(seqs);
 }
 
-void tracker_prefill_complete(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
+void tracker_prefill_complete(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
 {
     struct scope sc;
-    if (!read_scope(s, c, o, true, &sc) || !known_scope(c, &sc)) return;
+    if (!read_scope(admin, c, o, true, &sc) || !known_scope(c, &sc)) return;
     if (kvr_router_mark_prefill_completed(sc.partition->router, sc.id, strlen(sc.id)) == 0) admin_ok(c, 200);
     else admin_error(c, 404, "request not found");
 }
 
-void tracker_free(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
+void tracker_free(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
 {
     struct scope sc;
-    if (!read_scope(s, c, o, true, &sc) || !known_scope(c, &sc)) return;
+    if (!read_scope(admin, c, o, true, &sc) || !known_scope(c, &sc)) return;
     kvr_router_free(sc.partition->router, sc.id, strlen(sc.id)); /* an unknown id is free already */
     admin_ok(c, 200);
 }

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* /workers: the worker object of the selection service's API, in and out. */
+#include "app/serve/admin/room.h"
+
 #include <string.h>
 
-#include "app/serve/admin/room.h"
-#include "app/serve/workers/evidence.h"
-#include "app/serve/workers/tiers.h"
-#include "app/serve/workers/worker_tls.h"
 #include "app/serve/common/clock.h"
+#include "app/serve/workers/evidence.h"
 #include "app/serve/workers/learn.h"
 #include "app/serve/workers/rank.h"
 #include "app/serve/workers/telling.h"
+#include "app/serve/workers/tiers.h"
 #include "app/serve/workers/views.h"
+#include "app/serve/workers/worker_tls.h"
 
 static void put_endpoints(struct kvr_buf *b, const char *key, const struct worker *w, enum rank_socket which)
 {
@@ -76,7 +77,7 @@ static size_t first_view(const struct kvr_view_status *st, size_t n, uint64_t wo
     return low;
 }
 
-static void put_views(struct admin *s, struct kvr_buf *b, const struct worker *w, const struct kvr_view_status *st, size_t n)
+static void put_views(struct admin *admin, struct kvr_buf *b, const struct worker *w, const struct kvr_view_status *st, size_t n)
 {
     kvr_json_key(b, "views");
     kvr_json_open(b, '[');
@@ -102,11 +103,11 @@ static void put_views(struct admin *s, struct kvr_buf *b, const struct worker *w
         kvr_json_put_u64(b, "recovered_dumps", st[i].recovered_dumps);
         kvr_json_put_u64(b, "blocks", w->partition->index ? kvr_index_rank_blocks(w->partition->index, st[i].worker) : 0);
         if (w->partition->index) put_tiers(b, w->partition->index, &st[i]);
-        evidence_write(s->workers, b, st[i].worker);
+        evidence_write(admin->workers, b, st[i].worker);
         kvr_json_close(b, '}');
     }
-    for (uint32_t r = 0; views_run(s->workers) && r < w->dp_size; r++) {
-        if (views_has_source(s->workers, w, r)) continue;
+    for (uint32_t r = 0; views_run(admin->workers) && r < w->dp_size; r++) {
+        if (views_has_source(admin->workers, w, r)) continue;
         kvr_json_open(b, '{');
         kvr_json_put_u64(b, "dp_rank", w->dp_start + r);
         kvr_json_put_str(b, "state", "none");
@@ -199,11 +200,11 @@ static void put_standing(struct kvr_buf *b, const struct worker *w)
 }
 
 /* w: a copy, so that nobody waits while it is written. */
-static void put_worker(struct admin *s, struct kvr_buf *b, const struct worker *w, const struct kvr_view_status *st, size_t n)
+static void put_worker(struct admin *admin, struct kvr_buf *b, const struct worker *w, const struct kvr_view_status *st, size_t n)
 {
     kvr_json_open(b, '{');
     kvr_json_put_u64(b, "worker_id", w->id);
-    kvr_json_put_str(b, "model_name", worker_model(s->workers, w));
+    kvr_json_put_str(b, "model_name", worker_model(admin->workers, w));
     kvr_json_put_str(b, "routing_group", w->group);
     kvr_json_put_str(b, "endpoint", w->url);
     kvr_json_put_u64(b, "block_size", w->block_size);
@@ -228,21 +229,21 @@ static void put_worker(struct admin *s, struct kvr_buf *b, const struct worker *
     kvr_json_close(b, ']');
     put_model(b, w);
     put_generation(b, w);
-    if (learns(s->workers, w)) learnt_write(b, w);
+    if (learns(admin->workers, w)) learnt_write(b, w);
     telling_write_locked(w, b);
     kvr_json_put_u64(b, "requests", w->requests);
     kvr_json_put_u64(b, "errors", w->errors);
-    put_views(s, b, w, st, n);
+    put_views(admin, b, w, st, n);
     kvr_json_close(b, '}');
 }
 
 /* Returns: whether it is one of those that are asked for. */
-static bool copy_of(struct admin *s, const struct worker *w, const char *model, const char *group, struct worker_spec *out)
+static bool copy_of(struct admin *admin, const struct worker *w, const char *model, const char *group, struct worker_spec *out)
 {
-    workers_lock(s->workers);
-    bool wanted = (!model || !strcmp(model, worker_model(s->workers, w))) && (!group || !strcmp(group, w->group));
+    workers_lock(admin->workers);
+    bool wanted = (!model || !strcmp(model, worker_model(admin->workers, w))) && (!group || !strcmp(group, w->group));
     if (wanted) worker_copy_locked(out, w);
-    workers_unlock(s->workers);
+    workers_unlock(admin->workers);
     out->w.health = w->health;
     out->w.open_until_ms = w->open_until_ms;
     out->w.draining = w->draining;
@@ -250,16 +251,16 @@ static bool copy_of(struct admin *s, const struct worker *w, const char *model, 
     return wanted;
 }
 
-void admin_workers_write(struct admin *s, struct kvr_buf *b, const char *model, const char *group)
+void admin_workers_write(struct admin *admin, struct kvr_buf *b, const char *model, const char *group)
 {
     size_t n;
-    struct kvr_view_status *st = views_status(s->workers, &n);
+    struct kvr_view_status *st = views_status(admin->workers, &n);
     struct worker_spec *copy = malloc(sizeof *copy);
     if (!st || !copy) b->failed = true;
     if (n) qsort(st, n, sizeof *st, by_rank);
     kvr_json_open(b, '[');
-    for (const struct worker *w = workers_first(s->workers); w && !b->failed; w = w->next)
-        if (copy_of(s, w, model, group, copy)) put_worker(s, b, &copy->w, st, n);
+    for (const struct worker *w = workers_first(admin->workers); w && !b->failed; w = w->next)
+        if (copy_of(admin, w, model, group, copy)) put_worker(admin, b, &copy->w, st, n);
     kvr_json_close(b, ']');
     free(copy);
     free(st);
@@ -279,10 +280,10 @@ static void reset_runtime(struct worker *w)
     for (uint32_t r = 0; r < w->dp_size; r++) w->ranks[r].load = (struct rank_load){0};
 }
 
-static void save_worker(struct admin *s, struct kvr_http_conn *c, struct worker *w, int status)
+static void save_worker(struct admin *admin, struct kvr_http_conn *c, struct worker *w, int status)
 {
     char err[256];
-    if (worker_add(s->workers, w, err, sizeof err)) admin_not_added(c, err);
+    if (worker_add(admin->workers, w, err, sizeof err)) admin_not_added(c, err);
     else admin_ok(c, status);
 }
 
@@ -298,7 +299,7 @@ static bool all_is_known(struct kvr_http_conn *c, struct kvr_json o)
     return false;
 }
 
-static bool is_the_only_one(struct admin *s, struct kvr_http_conn *c, struct kvr_json o, const struct worker *w)
+static bool is_the_only_one(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o, const struct worker *w)
 {
     char text[200];
     bool force = false;
@@ -307,7 +308,7 @@ static bool is_the_only_one(struct admin *s, struct kvr_http_conn *c, struct kvr
         admin_bad_field(c, bad);
         return false;
     }
-    uint64_t twin = force || s->o->select_only ? 0 : worker_twin(s->workers, w);
+    uint64_t twin = force || admin->o->select_only ? 0 : worker_twin(admin->workers, w);
     if (!twin) return true;
     snprintf(text, sizeof text, "worker %llu has this endpoint already; remove it first, or send \"force\": true",
              (unsigned long long)twin);
@@ -315,23 +316,23 @@ static bool is_the_only_one(struct admin *s, struct kvr_http_conn *c, struct kvr
     return false;
 }
 
-void admin_post_worker(struct admin *s, struct kvr_http_conn *c, struct kvr_json o)
+void admin_post_worker(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
 {
     struct worker_spec spec;
     if (!all_is_known(c, o)) return;
-    worker_spec_init(s->workers, &spec);
+    worker_spec_init(admin->workers, &spec);
     if (!kvr_json_as_u64(kvr_json_get(o, "worker_id"), &spec.w.id)) {
         admin_bad_field(c, "worker_id");
         return;
     }
     const char *bad = worker_read_object(o, &spec);
-    if (!bad && !spec.w.url[0] && !s->o->select_only) bad = "endpoint";
+    if (!bad && !spec.w.url[0] && !admin->o->select_only) bad = "endpoint";
     if (bad) admin_bad_field(c, bad);
-    else if (is_the_only_one(s, c, o, &spec.w)) save_worker(s, c, &spec.w, 201);
+    else if (is_the_only_one(admin, c, o, &spec.w)) save_worker(admin, c, &spec.w, 201);
 }
 
 /* The state alone: nothing else of the worker is touched, its views least of all. Returns: whether it was that, and is answered. */
-static bool patch_state(struct admin *s, struct kvr_http_conn *c, uint64_t id, struct kvr_json o)
+static bool patch_state(struct admin *admin, struct kvr_http_conn *c, uint64_t id, struct kvr_json o)
 {
     char state[16] = "";
     const char *bad = NULL;
@@ -341,27 +342,27 @@ static bool patch_state(struct admin *s, struct kvr_http_conn *c, uint64_t id, s
         admin_bad_field(c, "state");
         return true;
     }
-    if (worker_set_draining(s->workers, id, drains)) admin_ok(c, 200);
+    if (worker_set_draining(admin->workers, id, drains)) admin_ok(c, 200);
     else admin_error(c, 404, "worker not found");
     return true;
 }
 
-void admin_patch_worker(struct admin *s, struct kvr_http_conn *c, uint64_t id, struct kvr_json o)
+void admin_patch_worker(struct admin *admin, struct kvr_http_conn *c, uint64_t id, struct kvr_json o)
 {
     struct worker_spec spec;
     if (!all_is_known(c, o)) return;
-    workers_lock(s->workers);
-    const struct worker *old = worker_find_locked(s->workers, id);
+    workers_lock(admin->workers);
+    const struct worker *old = worker_find_locked(admin->workers, id);
     if (old) worker_copy_locked(&spec, old);
-    workers_unlock(s->workers);
+    workers_unlock(admin->workers);
     if (!old) {
         admin_error(c, 404, "worker not found");
         return;
     }
-    if (patch_state(s, c, id, o)) return;
+    if (patch_state(admin, c, id, o)) return;
     reset_runtime(&spec.w);
     worker_tls_of(&spec.w, &spec.tls);
     const char *bad = worker_read_object(o, &spec);
     if (bad) admin_bad_field(c, bad);
-    else save_worker(s, c, &spec.w, 200);
+    else save_worker(admin, c, &spec.w, 200);
 }

@@ -12,7 +12,7 @@ struct workers;
 
 struct config *config_create(struct process *p, struct workers *workers); /* NULL: out of memory */
 void config_destroy(struct config *c);                                    /* NULL is fine; nothing of it runs any more */
-void config_second(struct config *c); /* main loop, every second */
+void config_second(struct config *c);                                     /* main loop, every second */
 void config_metrics(struct config *c, struct kvr_prom_page *out);
 struct reloads *config_reloads(struct config *c);
 /* Of the data port, of the admin port, once doors_open has read them; NULL: plain. */

@@ -12,14 +12,14 @@ struct kvr_prom_page;
 struct config;
 
 /* Returns: 0, or -1 with the reason in err, which names the option. */
-int doors_open(struct config *s, char *err, size_t cap);
+int doors_open(struct config *config, char *err, size_t cap);
 /* The same of all of them: of each that cannot be opened `wrong` hears, with an option of it. */
-void doors_check(struct config *s, void (*wrong)(void *arg, const char *key, const char *text), void *arg);
+void doors_check(struct config *config, void (*wrong)(void *arg, const char *key, const char *text), void *arg);
 /* Reads all again; those that cannot be read stay as they were. Returns: 0, or -1 with all reasons in err. */
-int doors_reload(struct config *s, char *err, size_t cap);
+int doors_reload(struct config *config, char *err, size_t cap);
 /* Once an hour: warns of certificates that end soon. */
-void doors_tick(struct config *s);
+void doors_tick(struct config *config);
 /* kvroute_tls_certificate_expiry_timestamp_seconds by port. */
-void doors_metrics(struct config *s, struct kvr_prom_page *out);
+void doors_metrics(struct config *config, struct kvr_prom_page *out);
 
 #endif

@@ -7,9 +7,9 @@
 #include <time.h>
 
 #include "app/serve/config/room.h"
+#include "app/serve/workers/partition.h"
 #include "base/log.h"
 #include "wire/prom_page.h"
-#include "app/serve/workers/partition.h"
 
 enum { LABELLED_MAX = 256 }; /* keys with metrics of their own; the others share those of OTHERS */
 #define OTHERS "_other"
@@ -129,9 +129,9 @@ void keyring_let_go(struct keyring *ring)
     if (ring && atomic_fetch_sub(&ring->holders, 1) == 1) ring_free(ring);
 }
 
-struct keyring *keyring_hold(struct config *s)
+struct keyring *keyring_hold(struct config *config)
 {
-    struct keyrings *k = &s->keyrings;
+    struct keyrings *k = &config->keyrings;
     if (!k->path) return NULL;
     kvr_lock(&k->lock);
     struct keyring *ring = k->now;
@@ -233,72 +233,72 @@ bool keyrings_next_classless(const char *path, const struct api_keys *f, const s
     return false;
 }
 
-static int check_classes(const struct config *s, const struct api_keys *f, char *err, size_t cap)
+static int check_classes(const struct config *config, const struct api_keys *f, char *err, size_t cap)
 {
     size_t at = 0, n;
-    const struct policy_profile *profiles = partitions_policies(s->workers, &n);
-    return keyrings_next_classless(s->keyrings.path, f, profiles, n, &at, err, cap) ? -1 : 0;
+    const struct policy_profile *profiles = partitions_policies(config->workers, &n);
+    return keyrings_next_classless(config->keyrings.path, f, profiles, n, &at, err, cap) ? -1 : 0;
 }
 
-bool keyrings_have_classes(const struct config *s, char *err, size_t cap)
+bool keyrings_have_classes(const struct config *config, char *err, size_t cap)
 {
-    return !s->keyrings.now || check_classes(s, &s->keyrings.now->file, err, cap) == 0;
+    return !config->keyrings.now || check_classes(config, &config->keyrings.now->file, err, cap) == 0;
 }
 
-int keyrings_reload(struct config *s, char *err, size_t cap)
+int keyrings_reload(struct config *config, char *err, size_t cap)
 {
-    struct keyrings *k = &s->keyrings;
+    struct keyrings *k = &config->keyrings;
     struct keyring *fresh = calloc(1, sizeof *fresh), *old = k->now; /* only this thread changes it */
     snprintf(err, cap, "out of memory");
     if (!fresh) return -1;
     atomic_init(&fresh->holders, 1);
     if (api_keys_read(k->path, &fresh->file, err, cap)) {
         free(fresh);
-        reloads_note(&s->reloads, RELOAD_API_KEYS, false);
+        reloads_note(&config->reloads, RELOAD_API_KEYS, false);
         return -1;
     }
-    if (check_classes(s, &fresh->file, err, cap)) {
+    if (check_classes(config, &fresh->file, err, cap)) {
         ring_free(fresh);
-        reloads_note(&s->reloads, RELOAD_API_KEYS, false);
+        reloads_note(&config->reloads, RELOAD_API_KEYS, false);
         return -1;
     }
     if (!take_over(fresh, old) || !make_table(fresh)) {
         ring_free(fresh);
         snprintf(err, cap, "out of memory");
-        reloads_note(&s->reloads, RELOAD_API_KEYS, false);
+        reloads_note(&config->reloads, RELOAD_API_KEYS, false);
         return -1;
     }
     kvr_lock(&k->lock);
     k->now = fresh;
     kvr_unlock(&k->lock);
     keyring_let_go(old);
-    reloads_note(&s->reloads, RELOAD_API_KEYS, true);
+    reloads_note(&config->reloads, RELOAD_API_KEYS, true);
     return 0;
 }
 
-int keyrings_open(struct config *s, char *err, size_t cap)
+int keyrings_open(struct config *config, char *err, size_t cap)
 {
     char why[400];
-    s->keyrings.path = s->o->api_key_file;
-    if (!s->keyrings.path || keyrings_reload(s, why, sizeof why) == 0) return 0;
+    config->keyrings.path = config->o->api_key_file;
+    if (!config->keyrings.path || keyrings_reload(config, why, sizeof why) == 0) return 0;
     snprintf(err, cap, "--api-key-file: %s", why);
     return -1;
 }
 
-bool keyrings_are_used(const struct config *s)
+bool keyrings_are_used(const struct config *config)
 {
-    return s->keyrings.path != NULL;
+    return config->keyrings.path != NULL;
 }
 
-void keyrings_count_nobodys(struct config *s, enum key_refusal why)
+void keyrings_count_nobodys(struct config *config, enum key_refusal why)
 {
-    atomic_fetch_add_explicit(&s->keyrings.nobody[why], 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&config->keyrings.nobody[why], 1, memory_order_relaxed);
 }
 
-void keyrings_close(struct config *s)
+void keyrings_close(struct config *config)
 {
-    keyring_let_go(s->keyrings.now);
-    kvr_lock_destroy(&s->keyrings.lock);
+    keyring_let_go(config->keyrings.now);
+    kvr_lock_destroy(&config->keyrings.lock);
 }
 
 /* ---- what is shown ----------------------------------------------------------------------------------- */
@@ -383,9 +383,9 @@ static void put_key(struct kvr_buf *b, const struct api_key *k)
     kvr_json_close(b, '}');
 }
 
-void keyrings_write(struct config *s, struct kvr_buf *b)
+void keyrings_write(struct config *config, struct kvr_buf *b)
 {
-    struct keyring *ring = keyring_hold(s);
+    struct keyring *ring = keyring_hold(config);
     kvr_json_open(b, '{');
     kvr_json_key(b, "keys");
     kvr_json_open(b, '[');
@@ -456,27 +456,27 @@ static void put_counts(struct kvr_prom_page *out, const struct shown *v, size_t 
     }
 }
 
-static void put_refused(struct config *s, struct kvr_prom_page *out, const struct shown *v)
+static void put_refused(struct config *config, struct kvr_prom_page *out, const struct shown *v)
 {
     kvr_prom_family(out, "kvroute_", "key_refused_total", "counter",
                     "Requests refused by what an API key may do, by reason; no key: what was sent is none that is known");
     for (size_t i = 0; i < KEY_REFUSALS; i++) {
-        uint64_t nobodys = load(&s->keyrings.nobody[i]);
+        uint64_t nobodys = load(&config->keyrings.nobody[i]);
         if (nobodys) kvr_prom_put_u64(out, KVR_PROM_PAIRS(KVR_PROM_TEXT("key", ""), KVR_PROM_TEXT("reason", refusals[i])), nobodys);
         put_counts(out, v, offsetof(struct key_use, refused) + i * sizeof(_Atomic uint64_t), "reason", refusals[i]);
     }
 }
 
-void keyrings_metrics(struct config *s, struct kvr_prom_page *out)
+void keyrings_metrics(struct config *config, struct kvr_prom_page *out)
 {
     static const char *const classes[KEY_STATUSES] = {"other", "1xx", "2xx", "3xx", "4xx", "5xx"};
-    struct keyring *ring = keyring_hold(s);
+    struct keyring *ring = keyring_hold(config);
     struct shown v;
     choose_shown(ring, &v);
     kvr_prom_family(out, "kvroute_", "key_requests_total", "counter", "Requests by API key and class of status");
     for (size_t i = 0; i < KEY_STATUSES; i++)
         put_counts(out, &v, offsetof(struct key_use, answered) + i * sizeof(_Atomic uint64_t), "status", classes[i]);
-    put_refused(s, out, &v);
+    put_refused(config, out, &v);
     kvr_prom_family(out, "kvroute_", "key_prompt_tokens_total", "counter", "Prompt tokens of answered requests by API key");
     put_counts(out, &v, offsetof(struct key_use, tokens_in), NULL, NULL);
     kvr_prom_family(out, "kvroute_", "key_output_tokens_total", "counter", "Generated tokens by API key");

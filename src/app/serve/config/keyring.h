@@ -64,24 +64,24 @@ struct keyring {
 };
 
 /* Reads the file that is configured, if there is one. Returns: 0, or -1 with the reason in err, which names the option. */
-int keyrings_open(struct config *s, char *err, size_t cap);
+int keyrings_open(struct config *config, char *err, size_t cap);
 /* Reads it again; when that fails the keys of before stay. Returns: 0, or -1 with the reason in err. */
-int keyrings_reload(struct config *s, char *err, size_t cap);
+int keyrings_reload(struct config *config, char *err, size_t cap);
 /* Whether the policy that is in force has the classes that keys name; if not, the first that it has not in err. The main loop's. */
-bool keyrings_have_classes(const struct config *s, char *err, size_t cap);
+bool keyrings_have_classes(const struct config *config, char *err, size_t cap);
 /* The next key of a file, from *at on, whose policy_class none of the profiles has: true, with what is wrong in err. */
 bool keyrings_next_classless(const char *path, const struct api_keys *f, const struct policy_profile *profiles, size_t n, size_t *at,
                              char *err, size_t cap);
-bool keyrings_are_used(const struct config *s); /* a file is configured */
-void keyrings_count_nobodys(struct config *s, enum key_refusal why); /* a refusal that is no key's */
-void keyrings_close(struct config *s);
+bool keyrings_are_used(const struct config *config);                      /* a file is configured */
+void keyrings_count_nobodys(struct config *config, enum key_refusal why); /* a refusal that is no key's */
+void keyrings_close(struct config *config);
 /* Names, limits and use of each; no secret. */
-void keyrings_write(struct config *s, struct kvr_buf *out);
+void keyrings_write(struct config *config, struct kvr_buf *out);
 /* kvroute_key_... */
-void keyrings_metrics(struct config *s, struct kvr_prom_page *out);
+void keyrings_metrics(struct config *config, struct kvr_prom_page *out);
 
 /* With a reference; NULL: nothing is checked. */
-struct keyring *keyring_hold(struct config *s);
+struct keyring *keyring_hold(struct config *config);
 void keyring_let_go(struct keyring *ring); /* NULL is fine */
 /* Borrowed from the ring. NULL: it has no such key, or there is no memory. */
 const struct api_key *keyring_find(const struct keyring *ring, struct kvr_text secret);

@@ -47,7 +47,7 @@ bool models_config_next_misfit(const struct serve_options *o, const char *name, 
 }
 
 /* text NULL: reads the file. NULL with the reason in err. */
-static struct models_config *config_new(struct config *s, const void *text, size_t len, char *err, size_t cap)
+static struct models_config *config_new(struct config *config, const void *text, size_t len, char *err, size_t cap)
 {
     struct models_config *c = calloc(1, sizeof *c);
     snprintf(err, cap, "out of memory");
@@ -55,46 +55,46 @@ static struct models_config *config_new(struct config *s, const void *text, size
     atomic_init(&c->holders, 1);
     c->put = text != NULL;
     c->since = (int64_t)time(NULL);
-    const char *name = text ? "body" : s->o->models_file;
+    const char *name = text ? "body" : config->o->models_file;
     int rc = text ? models_file_parse(name, text, len, &c->file, err, cap) : models_file_read(name, &c->file, err, cap);
     size_t at = 0;
-    if (rc == 0 && !models_config_next_misfit(s->o, name, &c->file, &at, err, cap) && make_tag(&c->file, c->tag)) return c;
+    if (rc == 0 && !models_config_next_misfit(config->o, name, &c->file, &at, err, cap) && make_tag(&c->file, c->tag)) return c;
     models_file_free(&c->file);
     free(c);
     return NULL;
 }
 
-static void exchange(struct config *s, struct models_config *c)
+static void exchange(struct config *config, struct models_config *c)
 {
-    kvr_lock(&s->models_lock);
-    struct models_config *before = s->models;
-    s->models = c;
-    kvr_unlock(&s->models_lock);
+    kvr_lock(&config->models_lock);
+    struct models_config *before = config->models;
+    config->models = c;
+    kvr_unlock(&config->models_lock);
     if (before) models_config_let_go(&before->file);
 }
 
-int models_config_reload(struct config *s, char *err, size_t cap)
+int models_config_reload(struct config *config, char *err, size_t cap)
 {
-    struct models_config *c = config_new(s, NULL, 0, err, cap);
-    reloads_note(&s->reloads, RELOAD_MODELS, c != NULL);
-    if (c) exchange(s, c);
+    struct models_config *c = config_new(config, NULL, 0, err, cap);
+    reloads_note(&config->reloads, RELOAD_MODELS, c != NULL);
+    if (c) exchange(config, c);
     return c ? 0 : -1;
 }
 
-int models_config_put(struct config *s, const void *text, size_t len, char *err, size_t cap)
+int models_config_put(struct config *config, const void *text, size_t len, char *err, size_t cap)
 {
-    struct models_config *c = config_new(s, text, len, err, cap);
-    reloads_note(&s->reloads, RELOAD_MODELS_PUT, c != NULL);
+    struct models_config *c = config_new(config, text, len, err, cap);
+    reloads_note(&config->reloads, RELOAD_MODELS_PUT, c != NULL);
     if (!c) return -1;
-    exchange(s, c);
-    reloads_unmark(&s->reloads, RELOAD_MODELS); /* what the file says is a change again, whatever it is */
+    exchange(config, c);
+    reloads_unmark(&config->reloads, RELOAD_MODELS); /* what the file says is a change again, whatever it is */
     return 0;
 }
 
-int models_config_open(struct config *s, char *err, size_t cap)
+int models_config_open(struct config *config, char *err, size_t cap)
 {
     char why[400];
-    if (!s->o->models_file || models_config_reload(s, why, sizeof why) == 0) return 0;
+    if (!config->o->models_file || models_config_reload(config, why, sizeof why) == 0) return 0;
     snprintf(err, cap, "models-file: %s", why);
     return -1;
 }
@@ -102,23 +102,23 @@ int models_config_open(struct config *s, char *err, size_t cap)
 /* ---- what is in force -------------------------------------------------------------------------------- */
 
 /* Only the main loop changes which it is, and that is who asks here. */
-static const struct models_config *in_force(const struct config *s)
+static const struct models_config *in_force(const struct config *config)
 {
     static const struct models_config none;
-    return s->models ? s->models : &none;
+    return config->models ? config->models : &none;
 }
 
-void models_config_tag(struct config *s, char out[MODELS_TAG])
+void models_config_tag(struct config *config, char out[MODELS_TAG])
 {
-    const struct models_config *c = in_force(s);
+    const struct models_config *c = in_force(config);
     if (c->tag[0]) memcpy(out, c->tag, MODELS_TAG);
     else snprintf(out, MODELS_TAG, "\"none\"");
 }
 
-void models_config_write(struct config *s, struct kvr_buf *b)
+void models_config_write(struct config *config, struct kvr_buf *b)
 {
-    const struct models_config *c = in_force(s);
-    const char *path = s->o->models_file;
+    const struct models_config *c = in_force(config);
+    const char *path = config->o->models_file;
     kvr_json_open(b, '{');
     kvr_json_key(b, "config");
     models_file_write(&c->file, b);
@@ -129,18 +129,18 @@ void models_config_write(struct config *s, struct kvr_buf *b)
     kvr_json_close(b, '}');
 }
 
-void models_config_metrics(struct config *s, struct kvr_prom_page *out)
+void models_config_metrics(struct config *config, struct kvr_prom_page *out)
 {
-    kvr_prom_one_if(out, !s->o->select_only, "kvroute_", "models_config_from_api", "gauge",
-                    "1: names of models are what was put over the admin port, not what --models-file says", in_force(s)->put);
+    kvr_prom_one_if(out, !config->o->select_only, "kvroute_", "models_config_from_api", "gauge",
+                    "1: names of models are what was put over the admin port, not what --models-file says", in_force(config)->put);
 }
 
-const struct models_file *models_config_hold(struct config *s)
+const struct models_file *models_config_hold(struct config *config)
 {
-    kvr_lock(&s->models_lock);
-    struct models_config *c = s->models;
+    kvr_lock(&config->models_lock);
+    struct models_config *c = config->models;
     if (c) atomic_fetch_add(&c->holders, 1);
-    kvr_unlock(&s->models_lock);
+    kvr_unlock(&config->models_lock);
     return c ? &c->file : NULL;
 }
 
@@ -152,7 +152,7 @@ void models_config_let_go(const struct models_file *f)
     free(c);
 }
 
-void models_config_destroy(struct config *s)
+void models_config_destroy(struct config *config)
 {
-    exchange(s, NULL);
+    exchange(config, NULL);
 }

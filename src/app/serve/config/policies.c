@@ -7,8 +7,8 @@
 
 #include "app/serve/config/policy_file.h"
 #include "app/serve/config/room.h"
-#include "base/log.h"
 #include "app/serve/workers/partition.h"
+#include "base/log.h"
 
 static bool has(const struct policy_profile *list, size_t n, const char *model)
 {
@@ -26,43 +26,43 @@ static const char *missing(const struct policy_profile *a, size_t a_n, const str
 }
 
 /* Of `select` every model has a partition of its own in any case. */
-static int check_models(const struct config *s, const struct policy_file *fresh, char *err, size_t cap)
+static int check_models(const struct config *config, const struct policy_file *fresh, char *err, size_t cap)
 {
     size_t n;
-    const struct policy_profile *now = partitions_policies(s->workers, &n);
+    const struct policy_profile *now = partitions_policies(config->workers, &n);
     const char *added = missing(fresh->profiles, fresh->n, now, n), *gone = missing(now, n, fresh->profiles, fresh->n);
-    if (s->o->select_only || (!added && !gone)) return 0;
+    if (config->o->select_only || (!added && !gone)) return 0;
     snprintf(err, cap,
              "%s: models: '%s' %s; which models have classes of their own cannot change while the router runs, because their workers are "
              "kept apart: restart it",
-             s->o->policy_config, added ? added : gone, added ? "is new" : "is gone");
+             config->o->policy_config, added ? added : gone, added ? "is new" : "is gone");
     return -1;
 }
 
-int policies_reload(struct config *s, char *err, size_t cap)
+int policies_reload(struct config *config, char *err, size_t cap)
 {
     struct policy_file fresh;
-    int rc = policy_file_read(s->o->policy_config, &fresh, err, cap);
-    if (rc == 0 && check_models(s, &fresh, err, cap)) {
+    int rc = policy_file_read(config->o->policy_config, &fresh, err, cap);
+    if (rc == 0 && check_models(config, &fresh, err, cap)) {
         policy_file_free(&fresh);
         rc = -1;
     }
-    if (rc == 0 && partitions_set_policies(s->workers, fresh.profiles, fresh.n)) {
+    if (rc == 0 && partitions_set_policies(config->workers, fresh.profiles, fresh.n)) {
         snprintf(err, cap, "out of memory");
         policy_file_free(&fresh);
         rc = -1;
     }
     if (rc == 0) {
-        free(s->profiles_read); /* those of the start are the command line's */
-        s->profiles_read = fresh.profiles;
+        free(config->profiles_read); /* those of the start are the command line's */
+        config->profiles_read = fresh.profiles;
     }
-    reloads_note(&s->reloads, RELOAD_POLICY, rc == 0);
+    reloads_note(&config->reloads, RELOAD_POLICY, rc == 0);
     return rc;
 }
 
-void policies_warn_of_keys(const struct config *s)
+void policies_warn_of_keys(const struct config *config)
 {
     char why[400];
-    if (s->o->policy_config && !keyrings_have_classes(s, why, sizeof why))
+    if (config->o->policy_config && !keyrings_have_classes(config, why, sizeof why))
         kvr_log_warning("kvroute serve: %s; such requests wait in the default class now", why);
 }

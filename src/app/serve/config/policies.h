@@ -13,9 +13,9 @@
 struct config;
 
 /* Reads the file again and gives every queue its classes anew. Returns: 0, or -1 with the reason in err; then nothing is changed. */
-int policies_reload(struct config *s, char *err, size_t cap);
+int policies_reload(struct config *config, char *err, size_t cap);
 /* Keys that name a class which is gone: no reason to refuse the classes, as the file of keys may be read next; but when all files have
  * been. */
-void policies_warn_of_keys(const struct config *s);
+void policies_warn_of_keys(const struct config *config);
 
 #endif

@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "app/serve/common/limits.h"
 #include "base/base.h"
 #include "wire/yaml_map.h"
-#include "app/serve/common/limits.h"
 
 enum { PROFILES_MAX = 256 };
 

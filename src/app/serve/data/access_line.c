@@ -230,18 +230,18 @@ static void begin_combined(struct line *l, const struct request_note *n, const s
 
 bool access_wanted(const struct loop *l, const struct request_note *n, int status)
 {
-    const struct data_plane *s = l->data;
-    if (!s->access_log) return false;
+    const struct data_plane *data = l->data;
+    if (!data->access_log) return false;
     bool fine = status < 400 && n->ending && strcmp(n->ending, ENDING_OK) == 0;
-    double share = s->o->access_log_sample;
+    double share = data->o->access_log_sample;
     if (!fine || share >= 1) return true;
     return (double)(kvr_mix64_keyed(n->began_ns, kvr_secret()) >> 11) * 0x1.0p-53 < share;
 }
 
 void access_write(struct loop *l, const struct request_note *n, const struct request *r, int status)
 {
-    const struct data_plane *s = l->data;
-    struct line line = {l->line, s->o->access_log_format == ACCESS_JSON};
+    const struct data_plane *data = l->data;
+    struct line line = {l->line, data->o->access_log_format == ACCESS_JSON};
     line.out.len = 0;
     line.out.comma = line.out.failed = false;
     if (line.json) begin_json(&line, n, r, status);
@@ -254,7 +254,7 @@ void access_write(struct loop *l, const struct request_note *n, const struct req
     put_trace(&line, n);
     if (line.json) kvr_json_close(&line.out, '}');
     kvr_buf_str(&line.out, "\n");
-    if (line.out.failed) kvr_line_log_missed(s->access_log, l->place);
-    else (void)kvr_line_log_put(s->access_log, l->place, line.out.data, line.out.len);
+    if (line.out.failed) kvr_line_log_missed(data->access_log, l->place);
+    else (void)kvr_line_log_put(data->access_log, l->place, line.out.data, line.out.len);
     l->line = line.out;
 }

@@ -7,19 +7,20 @@
  * The second is closed by account_close(), when no job of the request is at work, which might write what is read here.
  */
 #include "app/serve/data/account.h"
-#include "app/serve/data/figures.h"
-#include "app/serve/data/here.h"
-#include "app/serve/data/legs.h"
-#include "app/serve/tokenizers/tokenizers.h"
-#include "app/serve/common/clock.h"
-#include "app/serve/peers/replicas.h"
-#include "app/serve/workers/labels.h"
-#include "app/serve/workers/telling.h"
-#include "app/serve/workers/views.h"
 
 #include <string.h>
 #include <time.h>
 #include <kvroute/hash.h>
+
+#include "app/serve/common/clock.h"
+#include "app/serve/data/figures.h"
+#include "app/serve/data/here.h"
+#include "app/serve/data/legs.h"
+#include "app/serve/peers/replicas.h"
+#include "app/serve/tokenizers/tokenizers.h"
+#include "app/serve/workers/labels.h"
+#include "app/serve/workers/telling.h"
+#include "app/serve/workers/views.h"
 
 void account_request(struct request *r)
 {
@@ -153,16 +154,16 @@ static const char *reason_of(const struct attempt *a)
 {
     static const char *const modes[] = {"kv", "round-robin", "random", "least-loaded", "direct"};
     const struct request *r = a->request;
-    const struct data_plane *s = data_of(r);
+    const struct data_plane *data = data_of(r);
     if (a->result.pinned) return "pinned";
     if (a->result.preferred) return r->legs && r->legs->chosen ? "local" : "session";
     if (r->token_failed) return "load-tokenize-failed";
     if (a->mode != KVR_MODE_KV) return modes[a->mode];
     if (r->no_index) return r->part_index ? "index-partial" : "index-unavailable";
-    if (!a->result.trusted && views_run(s->workers)) return "untrusted";
+    if (!a->result.trusted && views_run(data->workers)) return "untrusted";
     if (r->unplaced) return "load-multimodal";
     if (a->result.overlap_blocks) return "kv";
-    return a->result.pending_blocks && s->o->cost == KVR_COST_DELAY ? "pending" : "load";
+    return a->result.pending_blocks && data->o->cost == KVR_COST_DELAY ? "pending" : "load";
 }
 
 static void observe_times(const struct attempt *a)
@@ -219,14 +220,14 @@ static double temperature_of(const struct request *r)
 void account_first_token(struct attempt *a)
 {
     const struct request *r = a->request;
-    struct data_plane *s = data_of(r);
+    struct data_plane *data = data_of(r);
     uint64_t now = kvr_now_ns(kvr_clock_monotonic());
     bool known =
         r->routed && r->tokens_n && !r->multimodal && r->status < 400 && !a->decodes && !a->prefilled; /* else its length was a guess */
     a->ttft_ms = (double)(now - a->sent_ns) / 1e6;
     figures_first_token(a, now);
-    if (a->is_sse && known) a->other_ms = quality_first_token(s, a->partition, &a->result, &a->table, a->ttft_ms);
-    if (known) quality_answered(s, &a->result, temperature_of(r));
+    if (a->is_sse && known) a->other_ms = quality_first_token(data, a->partition, &a->result, &a->table, a->ttft_ms);
+    if (known) quality_answered(data, &a->result, temperature_of(r));
     if (a->decodes) observe_decode(a, now);
     a->itl_last_ns = a->first_ns = now;
     a->generated = 0;
@@ -267,11 +268,11 @@ static void read_answer(struct attempt *a)
 
 static void bind_to(const struct request *r, struct kvr_worker w, const char *suffix)
 {
-    struct data_plane *s = data_of(r);
+    struct data_plane *data = data_of(r);
     char key[sizeof r->session + sizeof SESSION_OF_PREFILL];
     if (!r->session[0]) return;
     size_t len = (size_t)snprintf(key, sizeof key, "%s%s", r->session, suffix);
-    if (sessions_bind(s->sessions, key, len, now_ms(), w)) replicas_on_session(s->peers, key, len, w);
+    if (sessions_bind(data->sessions, key, len, now_ms(), w)) replicas_on_session(data->peers, key, len, w);
 }
 
 static void bind_session(const struct request *r)
@@ -340,14 +341,14 @@ static void judge_tokens(const struct attempt *a)
 
 static void count_cached(const struct attempt *a, uint64_t predicted)
 {
-    struct data_plane *s = data_of(a->request);
-    struct data_counters *m = &s->counters;
+    struct data_plane *data = data_of(a->request);
+    struct data_counters *m = &data->counters;
     struct model_counts *of = a->request->figures.of;
     uint64_t actual = a->usage.cached_tokens, prompt = a->usage.prompt_tokens, bs = a->partition->block_size;
     uint64_t computed = prompt / bs - KVR_MIN(actual, prompt) / bs;
     atomic_fetch_add(&m->predicted_cached_tokens_total, predicted);
     atomic_fetch_add(&m->actual_cached_tokens_total, actual);
-    labels_tokens(s->workers, a->worker, a->request->model,
+    labels_tokens(data->workers, a->worker, a->request->model,
                   &(struct label_tokens){.predicted = predicted, .actual = actual, .prompt = prompt, .computed = computed});
     atomic_fetch_add(&m->prompt_tokens_total, prompt);
     if (of) atomic_fetch_add_explicit(&of->queried, prompt, memory_order_relaxed);

@@ -7,9 +7,9 @@
 #include <strings.h>
 #include <time.h>
 
+#include "app/serve/config/keyring.h"
 #include "app/serve/data/attempt.h"
 #include "app/serve/data/reply.h"
-#include "app/serve/config/keyring.h"
 
 /* ---- who asks ---------------------------------------------------------------------------------------- */
 
@@ -79,9 +79,9 @@ static struct refusal refusal_of(enum key_refusal why)
     return (struct refusal){.status = why == KEY_REFUSED_UNLIKE ? 400 : 401, .code = "invalid_api_key", .text = texts[why]};
 }
 
-void admission_body_room(struct data_plane *s, const struct kvr_headers *h, struct kvr_http_room *room)
+void admission_body_room(struct data_plane *data, const struct kvr_headers *h, struct kvr_http_room *room)
 {
-    struct keyring *ring = keyring_hold(s->config);
+    struct keyring *ring = keyring_hold(data->config);
     const struct api_key *k;
     enum key_refusal why;
     if (!ring) return;
@@ -96,9 +96,9 @@ void admission_body_room(struct data_plane *s, const struct kvr_headers *h, stru
     keyring_let_go(ring);
 }
 
-void admission_count_unfinished(struct data_plane *s, const struct kvr_http_request *head)
+void admission_count_unfinished(struct data_plane *data, const struct kvr_http_request *head)
 {
-    struct keyring *ring = keyring_hold(s->config);
+    struct keyring *ring = keyring_hold(data->config);
     const struct api_key *k = NULL;
     enum key_refusal why;
     if (ring && judge_key(ring, head->headers, &k, &why)) key_use_refused(k->use, KEY_REFUSED_UNFINISHED);
@@ -106,22 +106,22 @@ void admission_count_unfinished(struct data_plane *s, const struct kvr_http_requ
 }
 
 /* Returns: the key of a request, which has not expired; or NULL with the refusal. */
-static const struct api_key *find_key(struct data_plane *s, const struct keyring *ring, const struct kvr_headers *h, struct refusal *no)
+static const struct api_key *find_key(struct data_plane *data, const struct keyring *ring, const struct kvr_headers *h, struct refusal *no)
 {
     const struct api_key *k;
     enum key_refusal why;
     if (judge_key(ring, h, &k, &why)) return k;
     *no = refusal_of(why);
     if (k) key_use_refused(k->use, why);
-    else keyrings_count_nobodys(s->config, why);
+    else keyrings_count_nobodys(data->config, why);
     return NULL;
 }
 
-bool admission_look(struct data_plane *s, struct kvr_http_conn *c, struct admission_look *out)
+bool admission_look(struct data_plane *data, struct kvr_http_conn *c, struct admission_look *out)
 {
     struct refusal no;
-    *out = (struct admission_look){.ring = keyring_hold(s->config)};
-    if (!out->ring || (out->key = find_key(s, out->ring, kvr_http_conn_request(c)->headers, &no))) return true;
+    *out = (struct admission_look){.ring = keyring_hold(data->config)};
+    if (!out->ring || (out->key = find_key(data, out->ring, kvr_http_conn_request(c)->headers, &no))) return true;
     admission_look_end(out);
     reply_refusal(c, &no, NULL);
     return false;

@@ -20,11 +20,11 @@
 
 /* How much of its body is wanted of who sends this head: nothing of a stranger's; and why no more is, for admission_refuse_unread. Counts
  * nothing: whoever sends more is refused by what follows. */
-void admission_body_room(struct data_plane *s, const struct kvr_headers *h, struct kvr_http_room *room);
+void admission_body_room(struct data_plane *data, const struct kvr_headers *h, struct kvr_http_room *room);
 /* One whose body was not read, and that its key would allow by now: what was judged by its head holds. */
 void admission_refuse_unread(struct request *r, const struct kvr_http_request *head);
 /* One whose key had its share of unfinished bodies. */
-void admission_count_unfinished(struct data_plane *s, const struct kvr_http_request *head);
+void admission_count_unfinished(struct data_plane *data, const struct kvr_http_request *head);
 /* Returns: DONE, or REFUSED. */
 enum outcome admission_begin(struct request *r, const struct kvr_http_request *head);
 /* The request's phase is done. Returns: DONE, or REFUSED. */
@@ -41,7 +41,7 @@ struct admission_look {
     const struct api_key *key; /* NULL: the same */
 };
 /* Returns: true, and the look is to be ended; false: it is answered. */
-bool admission_look(struct data_plane *s, struct kvr_http_conn *c, struct admission_look *out);
+bool admission_look(struct data_plane *data, struct kvr_http_conn *c, struct admission_look *out);
 void admission_look_end(struct admission_look *look);
 bool admission_shows(const void *look, const char *model);
 

@@ -6,12 +6,12 @@
  */
 #include "app/serve/data/answer.h"
 
+#include "app/serve/common/clock.h"
 #include "app/serve/data/account.h"
 #include "app/serve/data/admission.h"
 #include "app/serve/data/attempt.h"
 #include "app/serve/data/legs.h"
 #include "app/serve/data/phases.h"
-#include "app/serve/common/clock.h"
 #include "app/serve/workers/views.h"
 
 enum { ANSWER_KEPT_MAX = 4 << 20 };

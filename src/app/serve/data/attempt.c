@@ -6,11 +6,11 @@
 #include <strings.h>
 #include <time.h>
 
+#include "app/serve/common/clock.h"
 #include "app/serve/data/admission.h"
 #include "app/serve/data/cors.h"
 #include "app/serve/data/legs.h"
 #include "app/serve/data/note.h"
-#include "app/serve/common/clock.h"
 #include "app/serve/workers/health.h"
 #include "app/serve/workers/rank.h"
 #include "app/serve/workers/views.h"
@@ -224,17 +224,17 @@ static void on_body(struct kvr_http_call *call, void *ctx, const char *data, siz
 static void on_done(struct kvr_http_call *call, void *ctx)
 {
     struct attempt *a = ctx;
-    struct data_plane *s = data_of(a->request);
+    struct data_plane *data = data_of(a->request);
     (void)call;
     call_over(a);
     if (is_retryable(a)) {
-        worker_report(s->workers, a->worker, a->status == 503);
+        worker_report(data->workers, a->worker, a->status == 503);
         enum outcome o = attempt_fail(a, a->status, "every worker that was tried answered with an error");
         hand_words_over(a);
         a->tell(a, o);
         return;
     }
-    worker_report(s->workers, a->worker, true);
+    worker_report(data->workers, a->worker, true);
     if (may_open_badly(a) && a->answer.len) { /* a stream without an event */
         tell_opening(a, ATTEMPT_WHOLE);
         return;
@@ -253,11 +253,11 @@ static enum outcome broken(struct attempt *a)
 static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failure why, const char *text)
 {
     struct attempt *a = ctx;
-    struct data_plane *s = data_of(a->request);
+    struct data_plane *data = data_of(a->request);
     (void)call;
     call_over(a);
-    worker_report(s->workers, a->worker, false);
-    if (why == KVR_HTTP_CONNECT_FAILED || why == KVR_HTTP_RESET) health_check_now(s->workers, a->result.worker.worker_id);
+    worker_report(data->workers, a->worker, false);
+    if (why == KVR_HTTP_CONNECT_FAILED || why == KVR_HTTP_RESET) health_check_now(data->workers, a->result.worker.worker_id);
     a->unsent = why == KVR_HTTP_CONNECT_FAILED || why == KVR_HTTP_CONNECT_TIMEOUT;
     if (a->state == ATTEMPT_ANSWERING && !a->prefills && !a->holds) a->tell(a, broken(a));
     else a->tell(a, attempt_fail(a, why == KVR_HTTP_CONNECT_TIMEOUT ? 504 : 502, text));
@@ -362,9 +362,9 @@ struct kvr_http_call *attempt_call(const struct attempt *a, const struct kvr_htt
 
 bool attempt_take_worker(struct attempt *a)
 {
-    struct data_plane *s = data_of(a->request);
-    workers_lock(s->workers);
-    struct worker *w = a->worker = worker_find_locked(s->workers, a->result.worker.worker_id);
+    struct data_plane *data = data_of(a->request);
+    workers_lock(data->workers);
+    struct worker *w = a->worker = worker_find_locked(data->workers, a->result.worker.worker_id);
     if (w) {
         worker_hold(w);
         w->requests++;
@@ -373,7 +373,7 @@ bool attempt_take_worker(struct attempt *a)
         a->view = views_knowledge(w, a->result.worker.dp_rank);
         a->named_rank = a->result.worker.dp_rank - w->rank_base;
     }
-    workers_unlock(s->workers);
+    workers_unlock(data->workers);
     return w != NULL;
 }
 

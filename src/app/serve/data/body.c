@@ -7,17 +7,16 @@
  * The tokens of the prompt are here when the body gives them, or when bytes are taken for tokens. Otherwise the question for an engine is
  * made (r->ask), of a chat with images a second one without them (r->plain): tokenize.c goes on with both.
  */
+#include <string.h>
+
 #include "app/serve/data/eligible.h"
 #include "app/serve/data/named_model.h"
 #include "app/serve/data/phases.h"
 #include "app/serve/data/pins.h"
-
-#include <string.h>
-
-#include "wire/mm_parts.h"
-#include "wire/tokenize_body.h"
 #include "app/serve/workers/worker.h"
 #include "app/serve/workers/workers.h"
+#include "wire/mm_parts.h"
+#include "wire/tokenize_body.h"
 
 /* ---- what is wrong with it --------------------------------------------------------------------------- */
 
@@ -44,10 +43,10 @@ static void too_large(struct request *r, _Atomic uint64_t *counter, const char *
 
 /* ---- the prompt -------------------------------------------------------------------------------------- */
 
-static enum serve_tokenizer tokenizer_of(const struct data_plane *s)
+static enum serve_tokenizer tokenizer_of(const struct data_plane *data)
 {
-    if (s->o->tokenizer != TOKENIZER_AUTO) return (enum serve_tokenizer)s->o->tokenizer;
-    return s->o->kv_events ? TOKENIZER_ENGINE : TOKENIZER_BYTES;
+    if (data->o->tokenizer != TOKENIZER_AUTO) return (enum serve_tokenizer)data->o->tokenizer;
+    return data->o->kv_events ? TOKENIZER_ENGINE : TOKENIZER_BYTES;
 }
 
 /* Token ids that the body gives. */
@@ -140,12 +139,12 @@ static void find_objects(struct request *r, const struct kvr_openai_request *rq)
 
 static bool is_small_enough(struct request *r, const struct kvr_openai_request *rq)
 {
-    struct data_plane *s = data_of(r);
+    struct data_plane *data = data_of(r);
     size_t messages = rq->has_messages ? kvr_json_count(kvr_json_get(rq->root, "messages")) : 0;
-    if (messages > s->o->max_messages)
-        too_large(r, &s->counters.prompt_messages_refused_total, "`messages`", s->o->max_messages, "entries", "max-messages");
-    else if (rq->tokens.doc && rq->tokens_n > s->o->max_prompt_tokens)
-        too_large(r, &s->counters.prompt_tokens_refused_total, "the prompt", s->o->max_prompt_tokens, "tokens", "max-prompt-tokens");
+    if (messages > data->o->max_messages)
+        too_large(r, &data->counters.prompt_messages_refused_total, "`messages`", data->o->max_messages, "entries", "max-messages");
+    else if (rq->tokens.doc && rq->tokens_n > data->o->max_prompt_tokens)
+        too_large(r, &data->counters.prompt_tokens_refused_total, "the prompt", data->o->max_prompt_tokens, "tokens", "max-prompt-tokens");
     return !r->now.reading.refusal;
 }
 
@@ -271,18 +270,18 @@ static const char *join_ranks(struct request *r)
 /* A rank without a worker: meaningful when one worker is there. */
 static const char *pin_rank_alone(struct request *r)
 {
-    struct data_plane *s = data_of(r);
+    struct data_plane *data = data_of(r);
     const char *why = NULL;
     if (!r->pin.has_rank || r->pin.set) return NULL;
-    workers_lock(s->workers);
-    const struct worker *w = workers_first(s->workers);
+    workers_lock(data->workers);
+    const struct worker *w = workers_first(data->workers);
     if (w && !w->next) {
         r->pin.to.worker_id = w->id;
         r->pin.set = true;
     } else if (w) {
         why = "a data-parallel rank needs the worker too (x-kvroute-worker)";
     }
-    workers_unlock(s->workers);
+    workers_unlock(data->workers);
     return why;
 }
 

@@ -5,11 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "app/serve/data/side_call.h"
-#include "app/serve/data/room.h"
-#include "wire/handoff.h"
 #include "app/serve/common/clock.h"
+#include "app/serve/data/room.h"
+#include "app/serve/data/side_call.h"
 #include "app/serve/workers/worker.h"
+#include "wire/handoff.h"
 
 enum { REFUSED_MS = 1000, KEPT_MS = 60000 };
 

@@ -6,9 +6,9 @@
 #include "app/serve/workers/worker.h"
 #include "app/serve/workers/workers.h"
 
-struct kvr_disagg_rule conditional_rule(const struct data_plane *s, enum kvr_router_mode mode)
+struct kvr_disagg_rule conditional_rule(const struct data_plane *data, enum kvr_router_mode mode)
 {
-    const struct serve_options *o = s->o;
+    const struct serve_options *o = data->o;
     struct kvr_disagg_rule rule;
     kvr_disagg_rule_init(&rule);
     bool on = o->conditional_disagg && mode == KVR_MODE_KV; /* it goes by what is cached */
@@ -44,17 +44,17 @@ static uint64_t lacks(uint64_t isl, const struct kvr_router_result *at)
 }
 
 /* Limits of a worker; 0: not known. */
-static void read_limits(struct data_plane *s, uint64_t id, uint64_t *batched_tokens, uint64_t *blocks)
+static void read_limits(struct data_plane *data, uint64_t id, uint64_t *batched_tokens, uint64_t *blocks)
 {
-    workers_lock(s->workers);
-    const struct worker *w = worker_find_locked(s->workers, id);
+    workers_lock(data->workers);
+    const struct worker *w = worker_find_locked(data->workers, id);
     *batched_tokens = w ? w->max_num_batched_tokens : 0;
     *blocks = !w ? 0 : w->total_kv_blocks ? w->total_kv_blocks : w->learnt_kv_blocks;
-    workers_unlock(s->workers);
+    workers_unlock(data->workers);
 }
 
 /* Of a prefill worker that cannot be looked at nothing is known; one that is overloaded refuses. */
-static void take_prefill(struct data_plane *s, const struct conditional_ways *w, struct kvr_disagg_facts *f)
+static void take_prefill(struct data_plane *data, const struct conditional_ways *w, struct kvr_disagg_facts *f)
 {
     uint64_t blocks;
     f->prefill_refused = w->prefill_rc == -KVR_EOVERLOADED;
@@ -63,10 +63,10 @@ static void take_prefill(struct data_plane *s, const struct conditional_ways *w,
     f->prefill_known = true;
     f->prefill_ahead = w->prefill.ahead_tokens;
     f->prefill_uncached = lacks(f->isl, &w->prefill);
-    read_limits(s, w->prefill.worker.worker_id, &f->max_num_batched_tokens, &blocks);
+    read_limits(data, w->prefill.worker.worker_id, &f->max_num_batched_tokens, &blocks);
 }
 
-bool conditional_is_local(struct data_plane *s, const struct kvr_disagg_rule *rule, const struct conditional_ways *w, uint64_t *eff_isl,
+bool conditional_is_local(struct data_plane *data, const struct kvr_disagg_rule *rule, const struct conditional_ways *w, uint64_t *eff_isl,
                           const char **why)
 {
     uint64_t batched;
@@ -74,10 +74,10 @@ bool conditional_is_local(struct data_plane *s, const struct kvr_disagg_rule *ru
                                  .local_uncached = lacks(w->isl, &w->whole),
                                  .local_ahead = w->whole.ahead_tokens,
                                  .local_decoding = w->whole.ahead_decoding,
-                                 .decode_blocks_known = s->o->track_active_blocks,
+                                 .decode_blocks_known = data->o->track_active_blocks,
                                  .decode_blocks = w->whole.active_blocks};
-    read_limits(s, w->whole.worker.worker_id, &batched, &f.total_blocks);
-    take_prefill(s, w, &f);
+    read_limits(data, w->whole.worker.worker_id, &batched, &f.total_blocks);
+    take_prefill(data, w, &f);
     *eff_isl = f.local_uncached;
     return kvr_disagg_is_local(rule, &f, why);
 }

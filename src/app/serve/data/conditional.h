@@ -16,7 +16,7 @@
 #include "app/serve/data/legs.h"
 
 /* For requests whose workers are chosen in that mode. */
-struct kvr_disagg_rule conditional_rule(const struct data_plane *s, enum kvr_router_mode mode);
+struct kvr_disagg_rule conditional_rule(const struct data_plane *data, enum kvr_router_mode mode);
 bool conditional_is_on(const struct kvr_disagg_rule *rule);
 /* Whom a request would go to as a whole, and to whom for its prompt. */
 struct conditional_ways {
@@ -25,7 +25,7 @@ struct conditional_ways {
     int prefill_rc; /* an error of the router: `prefill` is nobody */
 };
 /* *eff_isl: tokens of the prompt that `whole` lacks; *why: static. */
-bool conditional_is_local(struct data_plane *s, const struct kvr_disagg_rule *rule, const struct conditional_ways *w, uint64_t *eff_isl,
+bool conditional_is_local(struct data_plane *data, const struct kvr_disagg_rule *rule, const struct conditional_ways *w, uint64_t *eff_isl,
                           const char **why);
 /* Of a request that has just been treated: what is remote may go whole to one worker. Returns: DONE, REFUSED without memory. */
 enum outcome conditional_judge(struct request *r, const struct roster_row *row);

@@ -33,7 +33,7 @@ struct data_plane_uses {
 struct data_ports {
     const int *sockets;
     size_t sockets_n;
-    bool waits; /* for data_plane_take_connections */
+    bool waits;             /* for data_plane_take_connections */
     size_t connections_max; /* of each loop */
 };
 
@@ -41,17 +41,17 @@ struct data_plane *data_plane_create(struct process *p, const struct data_plane_
 /* Where single requests are told of. Returns: 0, or -1 with the reason in err. */
 int data_plane_observe(struct data_plane *d, char *err, size_t cap);
 int data_plane_open(struct data_plane *d, const struct data_ports *ports); /* Returns: 0, or UV_E...: the port cannot be had */
-int data_plane_run(struct data_plane *d); /* each loop on its thread. Returns: 0 or -1 */
-void data_plane_tick(struct data_plane *d);   /* every 0.1 s */
-void data_plane_second(struct data_plane *d); /* every second */
+int data_plane_run(struct data_plane *d);                                  /* each loop on its thread. Returns: 0 or -1 */
+void data_plane_tick(struct data_plane *d);                                /* every 0.1 s */
+void data_plane_second(struct data_plane *d);                              /* every second */
 void data_plane_metrics(struct data_plane *d, struct kvr_prom_page *out);
-bool data_plane_stop(struct data_plane *d);   /* no loop runs any more. Returns: whether they have */
+bool data_plane_stop(struct data_plane *d); /* no loop runs any more. Returns: whether they have */
 /* Each loop's memory; nobody wakes one any more. Before workers and partitions go. */
 void data_plane_free_loops(struct data_plane *d);
 void data_plane_destroy(struct data_plane *d); /* NULL is fine */
 
-void data_plane_wake_parked(struct data_plane *d); /* requests that wait for a worker are looked at again. Any thread */
-void data_plane_wake(struct data_plane *d); /* all loops look around */
+void data_plane_wake_parked(struct data_plane *d);   /* requests that wait for a worker are looked at again. Any thread */
+void data_plane_wake(struct data_plane *d);          /* all loops look around */
 void data_plane_phase_changed(struct data_plane *d); /* process.phase */
 bool data_plane_is_idle(const struct data_plane *d); /* no request is open and every answer has left, as far as each loop has looked */
 

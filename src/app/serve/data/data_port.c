@@ -3,21 +3,21 @@
  * What comes in by the data port: paths that the router answers itself, those of requests that go to a worker, and what the head of such
  * a request says of it. The rest of its way is flow.c's.
  */
-#include "app/serve/data/client_routes.h"
 #include "app/serve/data/data_port.h"
 
 #include <string.h>
 
-#include "app/serve/data/admission.h"
 #include "app/serve/config/models_config.h"
 #include "app/serve/config/models_file.h"
+#include "app/serve/data/admission.h"
 #include "app/serve/data/attempt.h"
+#include "app/serve/data/client_routes.h"
 #include "app/serve/data/cors.h"
 #include "app/serve/data/flow.h"
 #include "app/serve/data/hints.h"
 #include "app/serve/data/note.h"
-#include "app/serve/data/reply.h"
 #include "app/serve/data/ready.h"
+#include "app/serve/data/reply.h"
 #include "app/serve/workers/models.h"
 
 /* ---- what the head says ------------------------------------------------------------------------------ */
@@ -32,9 +32,11 @@ static bool is_safe_id(struct kvr_text t)
 static void take_request_id(struct request *r, const struct kvr_http_request *head)
 {
     struct kvr_text t = kvr_headers_get(head->headers, "x-request-id");
-    struct data_plane *s = data_of(r);
+    struct data_plane *data = data_of(r);
     if (t.ptr && is_safe_id(t)) snprintf(r->id, sizeof r->id, "%.*s", (int)t.len, t.ptr);
-    else snprintf(r->id, sizeof r->id, "kvr-%016llx", (unsigned long long)kvr_mix64(s->process->salt + atomic_fetch_add(&s->process->next_id, 1)));
+    else
+        snprintf(r->id, sizeof r->id, "kvr-%016llx",
+                 (unsigned long long)kvr_mix64(data->process->salt + atomic_fetch_add(&data->process->next_id, 1)));
 }
 
 /* form: of what is routed by its prompt; NULL: it is not. Takes the note. */

@@ -5,10 +5,10 @@
 #include <string.h>
 
 #include "app/serve/data/room.h"
-#include "base/log.h"
-#include "wire/prom_page.h"
 #include "app/serve/workers/roster.h"
 #include "app/serve/workers/workers.h"
+#include "base/log.h"
+#include "wire/prom_page.h"
 
 enum state { STATE_PENDING, STATE_ACTIVE, STATE_UNAVAILABLE };
 
@@ -102,17 +102,17 @@ static void drop_unseen(struct disagg_states *d)
     d->next = 0;
 }
 
-void disagg_states_look(struct data_plane *s)
+void disagg_states_look(struct data_plane *data)
 {
-    if (!workers_have_roles(s->workers)) return;
-    roster_each_model(s->workers, look, s->disagg_states);
-    drop_unseen(s->disagg_states);
+    if (!workers_have_roles(data->workers)) return;
+    roster_each_model(data->workers, look, data->disagg_states);
+    drop_unseen(data->disagg_states);
 }
 
-void disagg_states_metrics(struct data_plane *s, struct kvr_prom_page *b)
+void disagg_states_metrics(struct data_plane *data, struct kvr_prom_page *b)
 {
-    const struct disagg_states *d = s->disagg_states;
-    disagg_states_look(s);
+    const struct disagg_states *d = data->disagg_states;
+    disagg_states_look(data);
     kvr_prom_family(b, "kvroute_", "disagg_state", "gauge",
                     "Prefill workers of a model: 0 there was none yet, 1 some are up, 2 none is up");
     for (size_t i = 0; i < d->n; i++) kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_TEXT("model", d->models[i].model)), d->models[i].state);

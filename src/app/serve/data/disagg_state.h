@@ -14,7 +14,7 @@ struct data_plane;
 
 struct disagg_states *disagg_states_create(void); /* NULL: no memory */
 void disagg_states_destroy(struct disagg_states *d);
-void disagg_states_look(struct data_plane *s);
-void disagg_states_metrics(struct data_plane *s, struct kvr_prom_page *b); /* looks first */
+void disagg_states_look(struct data_plane *data);
+void disagg_states_metrics(struct data_plane *data, struct kvr_prom_page *b); /* looks first */
 
 #endif

@@ -7,14 +7,14 @@
 #include "app/serve/workers/roster.h"
 #include "app/serve/workers/worker.h"
 
-static bool limits(const struct data_plane *s)
+static bool limits(const struct data_plane *data)
 {
-    return s->o->kv_transfer_domain == DOMAIN_REQUIRED;
+    return data->o->kv_transfer_domain == DOMAIN_REQUIRED;
 }
 
-bool domains_meet(const struct data_plane *s, const struct worker *prefill, const struct worker *decode)
+bool domains_meet(const struct data_plane *data, const struct worker *prefill, const struct worker *decode)
 {
-    return !limits(s) || !prefill->kv_domain[0] || strcmp(prefill->kv_domain, decode->kv_domain) == 0;
+    return !limits(data) || !prefill->kv_domain[0] || strcmp(prefill->kv_domain, decode->kv_domain) == 0;
 }
 
 static bool may_be(const struct pin *pin, const struct worker *w)
@@ -53,16 +53,16 @@ bool domains_prefill_ids(const struct request *r, const struct roster_row *row, 
     return true;
 }
 
-void domains_ask(const struct data_plane *s, const struct worker *prefill, struct domain_wish *wish, struct kvr_router_request *rq)
+void domains_ask(const struct data_plane *data, const struct worker *prefill, struct domain_wish *wish, struct kvr_router_request *rq)
 {
-    if (s->o->kv_transfer_domain == DOMAIN_OFF || !prefill->kv_domain[0]) return;
+    if (data->o->kv_transfer_domain == DOMAIN_OFF || !prefill->kv_domain[0]) return;
     snprintf(wish->taint, sizeof wish->taint, KV_DOMAIN_TAINT "%s", prefill->kv_domain);
-    if (limits(s)) {
+    if (limits(data)) {
         for (size_t i = 0; i < rq->required_n; i++) wish->required[i] = rq->required_taints[i];
         wish->required[rq->required_n++] = wish->taint;
         rq->required_taints = wish->required;
     } else {
-        wish->preferred = (struct kvr_preferred_taint){wish->taint, s->o->kv_transfer_weight};
+        wish->preferred = (struct kvr_preferred_taint){wish->taint, data->o->kv_transfer_weight};
         rq->preferred_taints = &wish->preferred;
         rq->preferred_n = 1;
     }

@@ -19,7 +19,7 @@
 struct roster_row;
 
 /* May that prefill worker hand over to that decode worker? Both are held. */
-bool domains_meet(const struct data_plane *s, const struct worker *prefill, const struct worker *decode);
+bool domains_meet(const struct data_plane *data, const struct worker *prefill, const struct worker *decode);
 /* Are a prefill worker and a decode worker of the protocol up that may meet? Pinned workers alone count. */
 bool domains_any_pair(const struct request *r, const struct roster_row *row, enum kvr_kv_protocol p);
 /* Of the prefill workers of the protocol, those that have a decode worker to hand over to; into *ids, malloced. NULL: all of them may be
@@ -27,6 +27,6 @@ bool domains_any_pair(const struct request *r, const struct roster_row *row, enu
 bool domains_prefill_ids(const struct request *r, const struct roster_row *row, enum kvr_kv_protocol p, uint64_t **ids, size_t *n);
 
 /* Puts the domain of the prefill worker into the question. */
-void domains_ask(const struct data_plane *s, const struct worker *prefill, struct domain_wish *wish, struct kvr_router_request *rq);
+void domains_ask(const struct data_plane *data, const struct worker *prefill, struct domain_wish *wish, struct kvr_router_request *rq);
 
 #endif

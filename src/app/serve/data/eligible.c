@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The worker table, as one request sees it: data/eligible.h. */
 #include "app/serve/data/eligible.h"
+
 #include "app/serve/config/api_keys.h"
 #include "app/serve/workers/roster.h"
 #include "app/serve/workers/worker.h"

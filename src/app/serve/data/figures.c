@@ -8,6 +8,7 @@
  *                                     '-----------'
  */
 #include "app/serve/data/figures.h"
+
 #include "app/serve/data/legs.h"
 #include "app/serve/workers/labels.h"
 
@@ -30,16 +31,16 @@ static void stand(struct request *r, enum request_stand to)
 /* A request that names no model has its worker's, so it is counted from when that is known; `late`: as it stands. */
 static void look_up(struct request *r, bool late)
 {
-    struct data_plane *s = data_of(r);
+    struct data_plane *data = data_of(r);
     const struct attempt *a = r->model[0] ? NULL : legs_computed(r);
     char name[MODEL_MAX] = "";
     if (r->figures.of || !(r->model[0] || late)) return;
     if (a && a->worker) {
-        workers_lock(s->workers);
-        snprintf(name, sizeof name, "%s", worker_model(s->workers, a->worker));
-        workers_unlock(s->workers);
+        workers_lock(data->workers);
+        snprintf(name, sizeof name, "%s", worker_model(data->workers, a->worker));
+        workers_unlock(data->workers);
     }
-    r->figures.of = model_counts_of(s->workers, r->model[0] ? r->model : name);
+    r->figures.of = model_counts_of(data->workers, r->model[0] ? r->model : name);
 }
 
 void figures_again(struct request *r)

@@ -10,13 +10,14 @@
 
 #include <string.h>
 
+#include "app/serve/common/clock.h"
 #include "app/serve/data/account.h"
 #include "app/serve/data/admission.h"
 #include "app/serve/data/answer.h"
 #include "app/serve/data/attempt.h"
+#include "app/serve/data/bootstrap.h"
 #include "app/serve/data/figures.h"
 #include "app/serve/data/here.h"
-#include "app/serve/data/bootstrap.h"
 #include "app/serve/data/legs.h"
 #include "app/serve/data/meeting.h"
 #include "app/serve/data/named_model.h"
@@ -24,7 +25,6 @@
 #include "app/serve/data/phases.h"
 #include "app/serve/data/release.h"
 #include "app/serve/data/reply.h"
-#include "app/serve/common/clock.h"
 
 static void step(struct request *r, enum outcome o);
 

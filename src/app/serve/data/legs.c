@@ -3,16 +3,15 @@
 #include "app/serve/data/legs.h"
 
 #include <string.h>
+#include <strings.h>
 
+#include "app/serve/common/clock.h"
 #include "app/serve/data/admission.h"
 #include "app/serve/data/attempt.h"
 #include "app/serve/data/domains.h"
 #include "app/serve/data/pins.h"
-#include "wire/json_edit.h"
-#include "app/serve/common/clock.h"
 #include "app/serve/workers/roster.h"
-
-#include <strings.h>
+#include "wire/json_edit.h"
 
 #define FRESH_SHARE 0.7 /* of the prefill worker's lease: a hand-off object is not used when it is older */
 
@@ -60,10 +59,11 @@ enum outcome legs_pass_on(struct request *r)
 }
 
 /* Of an identifier that another router hardly gives: the time, and 14 bits that this process has drawn. */
-static int64_t new_disagg_id(struct data_plane *s)
+static int64_t new_disagg_id(struct data_plane *data)
 {
-    uint64_t n = atomic_fetch_add(&s->process->next_id, 1);
-    return kvr_disagg_request_id(now_ms(), (uint32_t)(s->process->salt & 255), (uint32_t)(s->process->salt >> 8 & 63), (uint32_t)(n & 1023));
+    uint64_t n = atomic_fetch_add(&data->process->next_id, 1);
+    return kvr_disagg_request_id(now_ms(), (uint32_t)(data->process->salt & 255), (uint32_t)(data->process->salt >> 8 & 63),
+                                 (uint32_t)(n & 1023));
 }
 
 /* A rank that the client asks for is one of the worker that answers. */

@@ -2,6 +2,7 @@
 /* Both legs at once: data/meeting.h. */
 #include "app/serve/data/meeting.h"
 
+#include "app/serve/common/clock.h"
 #include "app/serve/data/abort.h"
 #include "app/serve/data/account.h"
 #include "app/serve/data/attempt.h"
@@ -9,7 +10,6 @@
 #include "app/serve/data/legs.h"
 #include "app/serve/data/phases.h"
 #include "app/serve/workers/missed.h"
-#include "app/serve/common/clock.h"
 
 enum { LOOK_AGAIN_MS = 10 /* for the name of an engine */ };
 

@@ -9,19 +9,19 @@
 #include "net/otlp/otlp.h"
 #include "store/line_log.h"
 
-static void put_tokens(struct data_plane *s, struct kvr_prom_page *b)
+static void put_tokens(struct data_plane *data, struct kvr_prom_page *b)
 {
     static const char *const from[TOKENS_FROM_N] = {"none", "body", "bytes", "cache", "local", "engine"};
     put_family(b, "tokens_total", "counter",
                "Requests by where the tokens of their prompt came from; cache: what was made or asked for before");
     for (size_t i = 0; i < TOKENS_FROM_N; i++)
-        kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_TEXT("from", from[i])), atomic_load(&s->counters.tokens_from[i]));
+        kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_TEXT("from", from[i])), atomic_load(&data->counters.tokens_from[i]));
 }
 
-static void put_access_log(struct data_plane *s, struct kvr_prom_page *b)
+static void put_access_log(struct data_plane *data, struct kvr_prom_page *b)
 {
     struct kvr_line_log_stats st = {0};
-    if (s->access_log) kvr_line_log_stats(s->access_log, &st);
+    if (data->access_log) kvr_line_log_stats(data->access_log, &st);
     const struct {
         const char *name, *help;
         uint64_t v;
@@ -31,12 +31,12 @@ static void put_access_log(struct data_plane *s, struct kvr_prom_page *b)
         {"access_log_write_errors_total", "Writes to it that have failed, and are tried again", st.write_errors},
         {"access_log_reopened_total", "Times that it was opened anew", st.reopened}};
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
-        kvr_prom_one_if(b, s->access_log != NULL, "kvroute_", rows[i].name, "counter", rows[i].help, rows[i].v);
+        kvr_prom_one_if(b, data->access_log != NULL, "kvroute_", rows[i].name, "counter", rows[i].help, rows[i].v);
 }
 
-static void put_sessions(struct data_plane *s, struct kvr_prom_page *b)
+static void put_sessions(struct data_plane *data, struct kvr_prom_page *b)
 {
-    struct session_counts sessions = sessions_counts(s->sessions), responses = sessions_counts(s->responses);
+    struct session_counts sessions = sessions_counts(data->sessions), responses = sessions_counts(data->responses);
     put_gauge(b, "sessions", "Sessions bound to a rank", (double)sessions.bound);
     put_gauge(b, "responses", "Responses of /v1/responses whose worker is known", (double)responses.bound);
     put_family(b, "bindings_given_up_total", "counter", "Sessions and responses forgotten before their time, as there were too many");
@@ -44,18 +44,18 @@ static void put_sessions(struct data_plane *s, struct kvr_prom_page *b)
     kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_TEXT("table", "responses")), responses.given_up);
 }
 
-static void put_predicted_tiers(struct data_plane *s, struct kvr_prom_page *b)
+static void put_predicted_tiers(struct data_plane *data, struct kvr_prom_page *b)
 {
     put_family(b, "tiers_predicted_tokens_total", "counter",
                "Prompt tokens predicted to be read from lower tiers, of answers with usage; part of predicted_cached_tokens_total");
     for (int t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT; t++)
         kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_TEXT("tier", kvr_tier_name((enum kvr_tier)t))),
-                         atomic_load(&s->counters.tiers_predicted[t]));
+                         atomic_load(&data->counters.tiers_predicted[t]));
 }
 
-static void put_choices(struct data_plane *s, struct kvr_prom_page *b)
+static void put_choices(struct data_plane *data, struct kvr_prom_page *b)
 {
-    struct data_counters *m = &s->counters;
+    struct data_counters *m = &data->counters;
     put_histogram(b, "input_sequence_tokens", "Prompt tokens", &m->isl);
     put_histogram(b, "kv_hit_rate", "Predicted share of the prompt that is cached", &m->hit_rate);
     put_histogram(b, "best_overlap_ratio", "Best overlap any eligible rank had, as a share of the prompt", &m->best_overlap);
@@ -64,13 +64,13 @@ static void put_choices(struct data_plane *s, struct kvr_prom_page *b)
                   &m->choice_regret);
     put_histogram(b, "choice_gain_ms", "Of choices by cost: time to first token below what the best other candidate would have taken",
                   &m->choice_gain);
-    if (!s->o->select_only) put_tokens(s, b);
-    quality_metrics(s, b);
+    if (!data->o->select_only) put_tokens(data, b);
+    quality_metrics(data, b);
     put_histogram(b, "prediction_error_blocks",
                   "Distance of predicted and delivered cached blocks; what requests ahead were computing may be delivered or not",
                   &m->shortfall);
     put_histogram(b, "router_queue_wait_seconds", "Time in the queue, of requests that waited", &m->queue_wait);
-    struct quality_now q = quality_now(s);
+    struct quality_now q = quality_now(data);
     put_gauge(b, "prediction_divergence_ratio",
               "Moving mean of the distance of predicted and delivered cached tokens, as a share of the prompt", q.divergence);
     put_gauge(b, "prediction_diverged", "1 while cache predictions diverge from engine usage", q.diverged);
@@ -81,26 +81,27 @@ static void put_choices(struct data_plane *s, struct kvr_prom_page *b)
     put_histogram(b, "router_overhead_total_ms", "The whole decision", &m->total);
 }
 
-void data_plane_metrics(struct data_plane *s, struct kvr_prom_page *b)
+void data_plane_metrics(struct data_plane *data, struct kvr_prom_page *b)
 {
     size_t parked = 0, active = 0;
-    for (size_t i = 0; i < s->loops_n; i++) {
-        parked += atomic_load(&s->loops[i]->parked_n);
-        active += atomic_load(&s->loops[i]->active);
+    for (size_t i = 0; i < data->loops_n; i++) {
+        parked += atomic_load(&data->loops[i]->parked_n);
+        active += atomic_load(&data->loops[i]->active);
     }
-#define PUT(name, help) kvr_prom_one_u64(b, "kvroute_", #name, "counter", help, atomic_load_explicit(&s->counters.name, memory_order_relaxed));
+#define PUT(name, help)                                                                                                                    \
+    kvr_prom_one_u64(b, "kvroute_", #name, "counter", help, atomic_load_explicit(&data->counters.name, memory_order_relaxed));
     DATA_COUNTERS(PUT)
 #undef PUT
-    if (!s->o->select_only) {
-        leg_counts_metrics(&s->counters.legs, b);
-        disagg_states_metrics(s, b);
+    if (!data->o->select_only) {
+        leg_counts_metrics(&data->counters.legs, b);
+        disagg_states_metrics(data, b);
     }
     put_gauge(b, "requests_active", "Requests booked on a worker", (double)active);
     put_gauge(b, "requests_without_worker", "Requests waiting for a worker to exist", (double)parked);
-    put_choices(s, b);
-    put_predicted_tiers(s, b);
-    put_sessions(s, b);
-    put_access_log(s, b);
-    kvr_otlp_metrics(s->otlp, b);
-    fallback_counts_metrics(&s->fallback_counts, b);
+    put_choices(data, b);
+    put_predicted_tiers(data, b);
+    put_sessions(data, b);
+    put_access_log(data, b);
+    kvr_otlp_metrics(data->otlp, b);
+    fallback_counts_metrics(&data->fallback_counts, b);
 }

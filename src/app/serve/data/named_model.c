@@ -16,8 +16,8 @@
 #include "app/serve/data/admission.h"
 #include "app/serve/data/request.h"
 #include "app/serve/data/room.h"
-#include "wire/json_edit.h"
 #include "app/serve/workers/roster.h"
+#include "wire/json_edit.h"
 
 static struct kvr_text session_of(const struct request *r, const struct named_ask *ask)
 {

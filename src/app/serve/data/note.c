@@ -48,9 +48,9 @@ static bool has_good_state(const struct kvr_headers *h)
 }
 
 /* The share of traces that begin here and are kept, by their id. */
-static bool is_sampled(const struct data_plane *s, uint64_t drawn)
+static bool is_sampled(const struct data_plane *data, uint64_t drawn)
 {
-    return (double)(drawn >> 11) * 0x1.0p-53 < s->o->trace_sample;
+    return (double)(drawn >> 11) * 0x1.0p-53 < data->o->trace_sample;
 }
 
 static void begin_root(struct loop *l, struct request_note *n)

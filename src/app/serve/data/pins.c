@@ -4,9 +4,9 @@
 
 #include <string.h>
 
+#include "app/serve/common/clock.h"
 #include "app/serve/common/members.h"
 #include "app/serve/data/hints.h"
-#include "app/serve/common/clock.h"
 #include "app/serve/workers/worker.h"
 #include "app/serve/workers/workers.h"
 
@@ -107,11 +107,11 @@ const char *pins_join(struct request *r, const struct body_pins *body)
 
 struct pin_seen pins_look(const struct request *r, const struct pin *pin)
 {
-    struct data_plane *s = data_of(r);
+    struct data_plane *data = data_of(r);
     struct pin_seen seen = {0};
     if (!pin->set) return seen;
-    workers_lock(s->workers);
-    const struct worker *w = worker_find_locked(s->workers, pin->to.worker_id);
+    workers_lock(data->workers);
+    const struct worker *w = worker_find_locked(data->workers, pin->to.worker_id);
     if (w)
         seen = (struct pin_seen){.exists = true,
                                  .is_up = worker_is_schedulable(w, now_ms()),
@@ -120,7 +120,7 @@ struct pin_seen pins_look(const struct request *r, const struct pin *pin)
                                  .role = w->role,
                                  .protocol = w->kv_protocol,
                                  .partition = w->partition};
-    workers_unlock(s->workers);
+    workers_unlock(data->workers);
     return seen;
 }
 

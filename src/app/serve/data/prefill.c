@@ -4,13 +4,13 @@
  * is kept with the whole of its answer. Nothing of that goes to the client, who may wait with comments meanwhile; but for an error that is
  * the client's own (4xx), which becomes the answer.
  */
+#include "app/serve/common/clock.h"
 #include "app/serve/data/account.h"
 #include "app/serve/data/attempt.h"
 #include "app/serve/data/legs.h"
 #include "app/serve/data/meeting.h"
 #include "app/serve/data/phases.h"
 #include "app/serve/data/reply.h"
-#include "app/serve/common/clock.h"
 
 enum { HANDOFF_MAX = 16 << 20 /* bytes of a prefill worker's answer */ };
 

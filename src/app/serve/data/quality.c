@@ -8,42 +8,43 @@
  * other candidate would have taken. Counters are atomics of the data loops; the last minute is the main loop's.
  */
 #include "app/serve/data/room.h"
-#include "base/log.h"
-#include "wire/prom_page.h"
-#include "app/serve/common/clock.h"
-#include "app/serve/workers/workers.h"
 
 #include <math.h>
+
+#include "app/serve/common/clock.h"
+#include "app/serve/workers/workers.h"
+#include "base/log.h"
+#include "wire/prom_page.h"
 
 enum { ANSWERS_MIN = 50, LOG_EVERY_MS = 10000 };
 static const double SHARE = 0.02, ALARM = 0.10, CALM = 0.05;
 
-void quality_decided(struct data_plane *s, const struct kvr_router_result *r)
+void quality_decided(struct data_plane *data, const struct kvr_router_result *r)
 {
-    struct data_counters *m = &s->counters;
+    struct data_counters *m = &data->counters;
     double required = (double)KVR_MAX(r->required_blocks, (uint64_t)1);
     kvr_histogram_add(&m->best_overlap, r->best_blocks / required);
     kvr_histogram_add(&m->regret, r->best_blocks - r->effective_blocks);
     if (r->waited_ns) kvr_histogram_add(&m->queue_wait, (double)r->waited_ns / 1e9);
 }
 
-struct quality_now quality_now(struct data_plane *s)
+struct quality_now quality_now(struct data_plane *data)
 {
-    struct quality *q = &s->quality;
+    struct quality *q = &data->quality;
     kvr_lock(&q->lock);
     struct quality_now now = {q->divergence, q->diverged};
     kvr_unlock(&q->lock);
     return now;
 }
 
-void quality_delivered(struct data_plane *s, const struct delivery *d)
+void quality_delivered(struct data_plane *data, const struct delivery *d)
 {
-    struct quality *q = &s->quality;
+    struct quality *q = &data->quality;
     uint64_t error = choices_error(d->predicted, d->pending, d->actual);
     double share = (double)error / (double)d->prompt;
     bool surprising = d->actual * 2 < d->predicted && d->predicted >= d->block_size, log = false;
     uint64_t now = now_ms(), skipped = 0;
-    kvr_histogram_add(&s->counters.shortfall, (double)error / d->block_size);
+    kvr_histogram_add(&data->counters.shortfall, (double)error / d->block_size);
     kvr_lock(&q->lock);
     q->answers++;
     q->divergence += KVR_MAX(SHARE, 1.0 / (double)q->answers) * (share - q->divergence);
@@ -78,19 +79,19 @@ static void count(_Atomic uint64_t *counter, uint64_t n)
     atomic_fetch_add_explicit(counter, n, memory_order_relaxed);
 }
 
-void quality_answered(struct data_plane *s, const struct kvr_router_result *r, double temperature)
+void quality_answered(struct data_plane *data, const struct kvr_router_result *r, double temperature)
 {
-    struct data_counters *m = &s->counters;
+    struct data_counters *m = &data->counters;
     struct choices_verdict v = choices_judge(r, temperature > 0);
     count(&m->choices_total, 1);
     if (v.moved) count(&m->moves[v.reason], 1);
     if (v.again) count(&m->computed_again[v.reason], v.again);
 }
 
-double quality_first_token(struct data_plane *s, struct partition *partition, const struct kvr_router_result *r, const struct decision_table *t,
-                           double ms)
+double quality_first_token(struct data_plane *data, struct partition *partition, const struct kvr_router_result *r,
+                           const struct decision_table *t, double ms)
 {
-    struct data_counters *m = &s->counters;
+    struct data_counters *m = &data->counters;
     struct kvr_ttft_question others[TABLE_ROWS + 1]; /* and itself, alone */
     size_t n = 0;
     double best = -1;
@@ -113,10 +114,10 @@ double quality_first_token(struct data_plane *s, struct partition *partition, co
 }
 
 /* Blocks that events have stored and removed, of all partitions. */
-static void add_events(const struct data_plane *s, struct choices_totals *t)
+static void add_events(const struct data_plane *data, struct choices_totals *t)
 {
     struct kvr_index_stats st;
-    for (const struct partition *p = partitions_first(s->workers); p; p = p->next) {
+    for (const struct partition *p = partitions_first(data->workers); p; p = p->next) {
         if (!p->index) continue;
         kvr_index_stats(p->index, &st);
         t->stored_blocks += st.stored_blocks;
@@ -124,9 +125,9 @@ static void add_events(const struct data_plane *s, struct choices_totals *t)
     }
 }
 
-static struct choices_totals totals(struct data_plane *s)
+static struct choices_totals totals(struct data_plane *data)
 {
-    struct data_counters *m = &s->counters;
+    struct data_counters *m = &data->counters;
     struct choices_totals t = {.choices = atomic_load(&m->choices_total),
                                .compared = atomic_load(&m->choices_compared),
                                .seen_ms = (double)atomic_load(&m->choices_seen_us) / 1e3,
@@ -137,21 +138,21 @@ static struct choices_totals totals(struct data_plane *s)
         t.moved[i] = atomic_load(&m->moves[i]);
         t.again[i] = atomic_load(&m->computed_again[i]);
     }
-    add_events(s, &t);
+    add_events(data, &t);
     return t;
 }
 
-static struct choices_totals last_minute(struct data_plane *s)
+static struct choices_totals last_minute(struct data_plane *data)
 {
-    struct choices_totals now = totals(s);
-    return choices_last_minute(&s->choices, &now);
+    struct choices_totals now = totals(data);
+    return choices_last_minute(&data->choices, &now);
 }
 
-void quality_tick(struct data_plane *s)
+void quality_tick(struct data_plane *data)
 {
     char line[1024];
-    struct choices_totals now = totals(s);
-    if (choices_tick(&s->choices, &now, line, sizeof line)) kvr_log("kvroute: %s", line);
+    struct choices_totals now = totals(data);
+    if (choices_tick(&data->choices, &now, line, sizeof line)) kvr_log("kvroute: %s", line);
 }
 
 static void put_reasons(struct kvr_buf *b, const char *key, const uint64_t values[CHOICES_REASONS_N])
@@ -162,10 +163,10 @@ static void put_reasons(struct kvr_buf *b, const char *key, const uint64_t value
     kvr_json_close(b, '}');
 }
 
-void quality_write(struct data_plane *s, struct kvr_buf *b)
+void quality_write(struct data_plane *data, struct kvr_buf *b)
 {
     char line[1024];
-    struct choices_totals m = last_minute(s);
+    struct choices_totals m = last_minute(data);
     kvr_json_open(b, '{');
     kvr_json_put_u64(b, "choices", m.choices);
     put_reasons(b, "moved", m.moved);
@@ -188,13 +189,13 @@ static void put_by_reason(struct kvr_prom_page *b, const char *name, const char 
         kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_TEXT("reason", choices_reason_name(i))), atomic_load(&values[i]));
 }
 
-void quality_metrics(struct data_plane *s, struct kvr_prom_page *b)
+void quality_metrics(struct data_plane *data, struct kvr_prom_page *b)
 {
-    struct choices_totals m = last_minute(s);
+    struct choices_totals m = last_minute(data);
     put_by_reason(b, "prefix_moves_total", "Prompts of which another rank held half or more, and more than the chosen one",
-                  s->counters.moves);
+                  data->counters.moves);
     put_by_reason(b, "blocks_computed_again_total", "Blocks of prompts that another rank held and the chosen one computed",
-                  s->counters.computed_again);
+                  data->counters.computed_again);
     kvr_prom_one_double(b, "kvroute_", "evictions_per_stored_block", "gauge",
                         "Blocks that events removed in the last minute for each that they stored", choices_evictions(&m));
 }

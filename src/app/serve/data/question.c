@@ -4,8 +4,8 @@
 
 #include <string.h>
 
-#include "app/serve/data/admission.h"
 #include "app/serve/common/clock.h"
+#include "app/serve/data/admission.h"
 #include "app/serve/workers/workers.h"
 
 enum { OUTPUT_USUAL = 256 /* tokens, of a request that does not say how many it wants */ };
@@ -19,7 +19,7 @@ static size_t session_key(const struct request *r, bool prefills, char *out, siz
 /* A request that the rule has sent to a worker, that goes on from a response, or whose session is bound, prefers the pair that has it. */
 static void prefer(const struct request *r, struct kvr_router_request *rq)
 {
-    struct data_plane *s = data_of(r);
+    struct data_plane *data = data_of(r);
     bool prefills = legs_asks_prefill(r);
     char key[sizeof r->session + sizeof SESSION_OF_PREFILL];
     if (rq->pinned) return;
@@ -28,14 +28,14 @@ static void prefer(const struct request *r, struct kvr_router_request *rq)
         rq->pin = r->legs->to;
         return;
     }
-    rq->preferred = (r->response[0] && responses_get(s, r->response, &rq->pin)) ||
-                    (r->session[0] && sessions_get(s->sessions, key, session_key(r, prefills, key, sizeof key), now_ms(), &rq->pin));
+    rq->preferred = (r->response[0] && responses_get(data, r->response, &rq->pin)) ||
+                    (r->session[0] && sessions_get(data->sessions, key, session_key(r, prefills, key, sizeof key), now_ms(), &rq->pin));
 }
 
-const enum kvr_router_mode *leg_mode(const struct data_plane *s, int option)
+const enum kvr_router_mode *leg_mode(const struct data_plane *data, int option)
 {
     static const enum kvr_router_mode modes[] = {KVR_MODE_KV, KVR_MODE_ROUND_ROBIN, KVR_MODE_RANDOM, KVR_MODE_LEAST_LOADED};
-    return option && workers_mode(s->workers) != KVR_MODE_DIRECT ? &modes[option - 1] : NULL;
+    return option && workers_mode(data->workers) != KVR_MODE_DIRECT ? &modes[option - 1] : NULL;
 }
 
 static const enum kvr_router_mode *mode_of(const struct request *r)

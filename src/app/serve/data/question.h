@@ -16,6 +16,6 @@ void question_of(struct request *r, const struct roster_row *row, const struct p
 const struct kvr_override *question_override(const struct request *r, struct kvr_override *out);
 
 /* How a leg's worker is chosen: of a value of --prefill-router-mode or --decode-router-mode. NULL: as any worker. */
-const enum kvr_router_mode *leg_mode(const struct data_plane *s, int option);
+const enum kvr_router_mode *leg_mode(const struct data_plane *data, int option);
 
 #endif

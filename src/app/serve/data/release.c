@@ -116,10 +116,10 @@ static enum leak why_left(const struct request *r)
 
 void release_unused(struct request *r)
 {
-    const struct data_plane *s = data_of(r);
+    const struct data_plane *data = data_of(r);
     if (may_be_left(r)) legs_leak(r, why_left(r));
     if (!is_unused(r)) return;
-    bool may = s->o->disagg_release && r->conn && legs_is_usable(r) && side_calls_have_room(r->loop, SIDE_RELEASE);
+    bool may = data->o->disagg_release && r->conn && legs_is_usable(r) && side_calls_have_room(r->loop, SIDE_RELEASE);
     if (may && begin(r)) {
         r->legs->fate = FATE_RELEASED;
         COUNT(r, legs.releases[RELEASE_DISPATCHED]);

@@ -4,12 +4,12 @@
  * several each has a part of the workers) knows of them. A prompt of more than HASH_ON_LOOP tokens is hashed on a thread. Always DONE:
  * when an index does not answer, the request is routed without it, and its reason says so.
  */
+#include <string.h>
+#include <kvroute/hash.h>
+
 #include "app/serve/data/eligible.h"
 #include "app/serve/data/phases.h"
 #include "app/serve/peers/remote.h"
-
-#include <string.h>
-#include <kvroute/hash.h>
 
 enum { HASH_ON_LOOP = 256 << 10 /* tokens */ };
 

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What all phases of a request use: its birth and its memory, its timer, its refusal, its work on a thread. */
 #include "app/serve/data/request.h"
-#include "app/serve/common/clock.h"
-#include "app/serve/workers/workers.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <kvroute/hash.h>
+
+#include "app/serve/common/clock.h"
+#include "app/serve/workers/workers.h"
 
 struct request *request_new(struct loop *l, struct kvr_http_conn *c)
 {

@@ -5,11 +5,12 @@
  * under names that no session has.
  */
 #include "app/serve/data/room.h"
+
+#include <string.h>
+
 #include "app/serve/common/clock.h"
 #include "app/serve/data/sessions.h"
 #include "app/serve/peers/replicas.h"
-
-#include <string.h>
 
 static const char mark[] = "\x1fresponse:"; /* a control character: not in a header, so no session's */
 
@@ -30,25 +31,25 @@ static size_t key_of(const char *response, char key[KEY_MAX])
     return (size_t)snprintf(key, KEY_MAX, "%s%s", mark, response);
 }
 
-bool responses_get(struct data_plane *s, const char *response, struct kvr_worker *out)
+bool responses_get(struct data_plane *data, const char *response, struct kvr_worker *out)
 {
     char key[KEY_MAX];
     size_t n = key_of(response, key);
-    return sessions_get(s->responses, key, n, now_ms(), out);
+    return sessions_get(data->responses, key, n, now_ms(), out);
 }
 
-void responses_bind(struct data_plane *s, const char *response, struct kvr_worker w)
+void responses_bind(struct data_plane *data, const char *response, struct kvr_worker w)
 {
     char key[KEY_MAX];
     size_t n = key_of(response, key);
-    if (sessions_bind(s->responses, key, n, now_ms(), w)) replicas_on_session(s->peers, key, n, w);
+    if (sessions_bind(data->responses, key, n, now_ms(), w)) replicas_on_session(data->peers, key, n, w);
 }
 
-void responses_forget(struct data_plane *s, const char *response)
+void responses_forget(struct data_plane *data, const char *response)
 {
     char key[KEY_MAX];
     size_t n = key_of(response, key);
-    sessions_forget(s->responses, key, n);
+    sessions_forget(data->responses, key, n);
 }
 
 void responses_id_of(struct kvr_json v, char id[RESPONSE_ID_MAX])
@@ -72,7 +73,7 @@ void responses_id_of_path(struct kvr_text path, char id[RESPONSE_ID_MAX])
     id[len] = 0;
 }
 
-void bindings_heard(struct data_plane *s, const char *id, size_t len, struct kvr_worker w)
+void bindings_heard(struct data_plane *data, const char *id, size_t len, struct kvr_worker w)
 {
-    sessions_adopt(is_one(id, len) ? s->responses : s->sessions, id, len, now_ms(), w);
+    sessions_adopt(is_one(id, len) ? data->responses : data->sessions, id, len, now_ms(), w);
 }

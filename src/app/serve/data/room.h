@@ -28,7 +28,7 @@ struct data_plane {
     struct peers *peers;
     struct loop **loops;
     size_t loops_n;
-    bool loops_run;       /* each on its thread */
+    bool loops_run;        /* each on its thread */
     _Atomic bool go, deaf; /* for the loops: take connections; take none any more */
     _Atomic size_t gone;   /* loops that take them */
     struct kvr_http_shared http;

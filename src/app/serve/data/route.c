@@ -7,6 +7,10 @@
  *
  * Both have one limit of time together, --queue-timeout, and comments in a stream meanwhile.
  */
+#include <string.h>
+#include <kvroute/hash.h>
+
+#include "app/serve/common/clock.h"
 #include "app/serve/data/account.h"
 #include "app/serve/data/attempt.h"
 #include "app/serve/data/conditional.h"
@@ -18,10 +22,6 @@
 #include "app/serve/data/pins.h"
 #include "app/serve/data/question.h"
 #include "app/serve/data/reply.h"
-#include "app/serve/common/clock.h"
-
-#include <string.h>
-#include <kvroute/hash.h>
 
 /* ---- waiting ----------------------------------------------------------------------------------------- */
 

@@ -4,13 +4,13 @@
  *
  * Threads: any. The lock is a leaf; ids are hashed before it is taken.
  */
-#include "app/serve/data/room.h"
+#include "app/serve/data/sessions.h"
 
 #include <string.h>
 #include <kvroute/hash.h>
 
+#include "app/serve/data/room.h"
 #include "base/lru.h"
-#include "app/serve/data/sessions.h"
 
 enum { SESSIONS_MAX = 1 << 20, SESSION_ID_MAX = 272 };
 

@@ -36,10 +36,10 @@ struct session_counts sessions_counts(struct session_table *t);
 enum { RESPONSE_ID_MAX = KVR_RESPONSE_ID_MAX };
 struct session_table *responses_create(void);
 /* Another router has bound a session, or a response. The first binding that lives wins; others are left out. */
-void bindings_heard(struct data_plane *s, const char *id, size_t len, struct kvr_worker w);
-bool responses_get(struct data_plane *s, const char *response, struct kvr_worker *out);
-void responses_bind(struct data_plane *s, const char *response, struct kvr_worker w);
-void responses_forget(struct data_plane *s, const char *response); /* its worker has deleted it */
+void bindings_heard(struct data_plane *data, const char *id, size_t len, struct kvr_worker w);
+bool responses_get(struct data_plane *data, const char *response, struct kvr_worker *out);
+void responses_bind(struct data_plane *data, const char *response, struct kvr_worker w);
+void responses_forget(struct data_plane *data, const char *response); /* its worker has deleted it */
 /* Both leave `id` as it is when there is none. */
 void responses_id_of(struct kvr_json v, char id[RESPONSE_ID_MAX]);
 void responses_id_of_path(struct kvr_text path, char id[RESPONSE_ID_MAX]);

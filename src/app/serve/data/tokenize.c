@@ -10,20 +10,19 @@
  * When an engine does not tell them, the request goes on without tokens, and its reason says so. The phase has no other outcomes than
  * DONE, but for --total-timeout. A large answer of an engine is read on a thread.
  */
+#include "app/serve/data/admission.h"
 #include "app/serve/data/eligible.h"
 #include "app/serve/data/forward.h"
 #include "app/serve/data/here.h"
-#include "app/serve/data/admission.h"
 #include "app/serve/data/phases.h"
-
+#include "app/serve/data/tokens.h"
 #include "app/serve/tokenizers/tokenizers.h"
+#include "app/serve/workers/model_counts.h"
+#include "app/serve/workers/worker_key.h"
 #include "base/log.h"
 #include "token/dates.h"
 #include "wire/prompt_tokens.h"
 #include "wire/tokenize_body.h"
-#include "app/serve/data/tokens.h"
-#include "app/serve/workers/model_counts.h"
-#include "app/serve/workers/worker_key.h"
 
 static enum outcome ask(struct request *r, struct kvr_body *body);
 static enum outcome ask_plain(struct request *r);
@@ -293,7 +292,7 @@ void tokenize_put_head(const struct request *r, const struct worker *w, size_t l
 
 static enum outcome ask_engine(struct request *r)
 {
-    struct data_plane *s = data_of(r);
+    struct data_plane *data = data_of(r);
     struct tokenizing *t = &r->now.tokenizing;
     struct kvr_buf h = {0};
     bool exists;
@@ -308,14 +307,14 @@ static enum outcome ask_engine(struct request *r)
                                           .head = h.data,
                                           .head_len = h.len,
                                           .body = t->question,
-                                          .connect_timeout_s = s->o->connect_timeout,
+                                          .connect_timeout_s = data->o->connect_timeout,
                                           .handler = &handler,
                                           .ctx = r};
     t->status = 0;
     t->call = kvr_http_call_start(r->loop->client, &config);
     kvr_buf_free(&h);
     if (!t->call) return not_told(r, "out of memory");
-    request_wait_until(r, request_after(s->o->tokenize_timeout));
+    request_wait_until(r, request_after(data->o->tokenize_timeout));
     return OUTCOME_WAITS;
 }
 

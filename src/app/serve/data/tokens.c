@@ -6,15 +6,15 @@
  * Threads: any. Its lock is a leaf: nothing is locked, hashed or copied under it. An entry's tokens do not change once it is in the table,
  * and an entry lives as long as somebody holds it: the table holds it until it is dropped, a reader while it copies the tokens.
  */
-#include "app/serve/data/room.h"
+#include "app/serve/data/tokens.h"
 
 #include <stdatomic.h>
 #include <string.h>
 #include <kvroute/hash.h>
 
+#include "app/serve/data/room.h"
 #include "base/lock.h"
 #include "base/lru.h"
-#include "app/serve/data/tokens.h"
 
 struct entry {
     struct kvr_lru_entry lru;

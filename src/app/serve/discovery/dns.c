@@ -30,9 +30,9 @@
 #include <uv.h>
 
 #include "app/serve/discovery/found.h"
+#include "app/serve/workers/worker.h"
 #include "base/log.h"
 #include "wire/prom_page.h"
-#include "app/serve/workers/worker.h"
 
 enum {
     ADDRESSES_MAX = 4096,

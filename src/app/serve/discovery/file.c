@@ -7,13 +7,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "app/serve/discovery/found.h"
-#include "base/log.h"
-#include "wire/entry.h"
 #include "app/serve/common/clock.h"
 #include "app/serve/config/config.h"
 #include "app/serve/config/reloads.h"
+#include "app/serve/discovery/found.h"
 #include "app/serve/workers/worker.h"
+#include "base/log.h"
+#include "wire/entry.h"
 
 enum { LOOK_MS = 1000, LINE_MAX_LEN = 2048 };
 

@@ -15,9 +15,9 @@
 #include <string.h>
 
 #include "app/serve/common/fields.h"
-#include "base/log.h"
 #include "app/serve/workers/worker.h"
 #include "app/serve/workers/workers.h"
+#include "base/log.h"
 
 enum { MAIL_MAX = 65536 };
 

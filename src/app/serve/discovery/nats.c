@@ -10,10 +10,10 @@
 #include <unistd.h>
 
 #include "app/serve/discovery/found.h"
+#include "app/serve/peers/replicas.h"
 #include "base/log.h"
 #include "net/nats/registry.h"
 #include "net/replication/sync.h"
-#include "app/serve/peers/replicas.h"
 #include "wire/json.h"
 
 struct discovery_nats {

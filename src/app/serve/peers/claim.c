@@ -8,13 +8,13 @@
  * A predicted index has one owner, because each knows only what it was told; servers that follow events may be many. The two do
  * not mix. A conflicting process exits and names the owner. An owner that loses its lease stops answering.
  */
+#include "app/serve/peers/claim.h"
+
 #include <string.h>
 #include <unistd.h>
 
-#include "app/serve/peers/claim.h"
-#include "base/log.h"
-
 #include "base/lock.h"
+#include "base/log.h"
 
 enum { TTL_S = 3, CONNECT_S = 5 };
 

@@ -7,16 +7,17 @@
  * Generation is told in steps of OUTPUT_STEP blocks. A partition's events before the mark of its snapshot are in the
  * snapshot already and are left out.
  */
+#include "app/serve/peers/replicas.h"
+
 #include <string.h>
 
 #include "app/serve/peers/room.h"
+#include "app/serve/workers/partition.h"
+#include "app/serve/workers/workers.h"
+#include "base/lock.h"
 #include "net/replication/sync.h"
 #include "wire/prom_page.h"
 #include "wire/sync_event.h"
-#include "app/serve/peers/replicas.h"
-#include "app/serve/workers/partition.h"
-#include "base/lock.h"
-#include "app/serve/workers/workers.h"
 
 enum { OUTPUT_STEP = 8, PEER_SLOTS = 64 };
 
@@ -53,12 +54,12 @@ void replicas_on_change(void *ctx, const struct kvr_load_event *ev)
     if (!p->sync_buf.failed) kvr_sync_publish(peers->sync, p->sync_buf.data, p->sync_buf.len);
 }
 
-void replicas_on_session(struct peers *s, const char *id, size_t len, struct kvr_worker w)
+void replicas_on_session(struct peers *peers, const char *id, size_t len, struct kvr_worker w)
 {
     struct kvr_buf b = {0};
-    if (!s->sync) return;
+    if (!peers->sync) return;
     kvr_sync_session_write(&b, id, len, w);
-    if (!b.failed) kvr_sync_publish(s->sync, b.data, b.len);
+    if (!b.failed) kvr_sync_publish(peers->sync, b.data, b.len);
     kvr_buf_free(&b);
 }
 
@@ -82,13 +83,13 @@ static void write_entry(void *ctx, const struct kvr_load_event *ev)
     kvr_sync_event_write(s->out, s->partition->number, s->partition->model, s->partition->group, s->partition->block_size, &coarse);
 }
 
-/* Partitions are never freed while the thread runs; the list is read under serve.lock. */
-static size_t list_partitions(struct peers *s, struct partition *list[PARTITIONS_MAX])
+/* Partitions are never freed while the thread runs; the list is read under the table's lock. */
+static size_t list_partitions(struct peers *peers, struct partition *list[PARTITIONS_MAX])
 {
     size_t n = 0;
-    workers_lock(s->workers);
-    for (struct partition *p = partitions_first(s->workers); p && n < PARTITIONS_MAX; p = p->next) list[n++] = p;
-    workers_unlock(s->workers);
+    workers_lock(peers->workers);
+    for (struct partition *p = partitions_first(peers->workers); p && n < PARTITIONS_MAX; p = p->next) list[n++] = p;
+    workers_unlock(peers->workers);
     return n;
 }
 
@@ -119,8 +120,8 @@ static struct peer_view *view_of(struct replicas *rep, uint32_t peer, bool make)
 
 static void on_reset(void *ctx, uint32_t peer)
 {
-    struct peers *s = ctx;
-    struct replicas *rep = s->replicas;
+    struct peers *peers = ctx;
+    struct replicas *rep = peers->replicas;
     struct partition *partitions[PARTITIONS_MAX];
     size_t n = list_partitions(ctx, partitions);
     for (size_t i = 0; i < n; i++) kvr_router_forget_remote(partitions[i]->router, peer);
@@ -139,14 +140,14 @@ static bool same_name(const char *s, const char *text, uint32_t len)
     return strlen(s) == len && memcmp(s, text, len) == 0;
 }
 
-static struct partition *find_partition(struct peers *s, const struct kvr_sync_event *e)
+static struct partition *find_partition(struct peers *peers, const struct kvr_sync_event *e)
 {
-    workers_lock(s->workers);
-    struct partition *p = partitions_first(s->workers);
+    workers_lock(peers->workers);
+    struct partition *p = partitions_first(peers->workers);
     while (p &&
            !(p->block_size == e->block_size && same_name(p->model, e->model, e->model_len) && same_name(p->group, e->group, e->group_len)))
         p = p->next;
-    workers_unlock(s->workers);
+    workers_unlock(peers->workers);
     return p;
 }
 
@@ -166,13 +167,13 @@ static bool take_hashes(struct replicas *rep, struct kvr_sync_event *e)
 
 static void on_event(void *ctx, uint32_t peer, uint64_t number, const char *data, size_t len)
 {
-    struct peers *s = ctx;
+    struct peers *peers = ctx;
     struct kvr_sync_event e;
-    struct peer_view *v = view_of(s->replicas, peer, true);
+    struct peer_view *v = view_of(peers->replicas, peer, true);
     char id[272];
     bool ok = v && kvr_sync_event_read(data, len, &e) == 0 && e.partition < PARTITIONS_MAX;
     if (ok && e.kind == KVR_SYNC_SESSION) {
-        s->hooks.session_heard(s->hooks.ctx, e.session, e.session_len, e.load.request.worker);
+        peers->hooks.session_heard(peers->hooks.ctx, e.session, e.session_len, e.load.request.worker);
         return;
     }
     if (ok && e.kind == KVR_SYNC_MARK) {
@@ -182,7 +183,7 @@ static void on_event(void *ctx, uint32_t peer, uint64_t number, const char *data
     if (ok && number && number <= v->partitions[e.partition].mark) return; /* the snapshot has it */
     if (ok && e.kind == KVR_SYNC_ADD) {
         v->partitions[e.partition].partition = find_partition(ctx, &e);
-        ok = take_hashes(s->replicas, &e);
+        ok = take_hashes(peers->replicas, &e);
     }
     struct partition *partition = ok ? v->partitions[e.partition].partition : NULL;
     if (partition) { /* ids of different partitions and peers must not meet */
@@ -192,7 +193,7 @@ static void on_event(void *ctx, uint32_t peer, uint64_t number, const char *data
         e.load.request.id = id;
         ok = e.load.request.id_len < 256 && kvr_router_apply_remote(partition->router, &e.load) == 0;
     }
-    if (!ok || !partition) atomic_fetch_add_explicit(&s->replicas->ignored, 1, memory_order_relaxed);
+    if (!ok || !partition) atomic_fetch_add_explicit(&peers->replicas->ignored, 1, memory_order_relaxed);
 }
 
 /* ---- life -------------------------------------------------------------------------------------------- */
@@ -207,79 +208,79 @@ bool replicas_wanted(const struct serve_options *o)
     return o->replica_sync_port || replicas_over_nats(o);
 }
 
-int replicas_start(struct peers *s, char *err, size_t cap)
+int replicas_start(struct peers *peers, char *err, size_t cap)
 {
-    if (!replicas_wanted(s->o)) return 0;
-    if (!(s->replicas = calloc(1, sizeof *s->replicas))) {
+    if (!replicas_wanted(peers->o)) return 0;
+    if (!(peers->replicas = calloc(1, sizeof *peers->replicas))) {
         snprintf(err, cap, "out of memory");
         return -1;
     }
-    struct kvr_sync_handler h = {.on_event = on_event, .on_reset = on_reset, .write_snapshot = write_snapshot, .ctx = s};
-    if (replicas_over_nats(s->o)) {
-        int failed = kvr_sync_create_nats(s->process->nats, s->process->scope, &h, &s->sync);
+    struct kvr_sync_handler h = {.on_event = on_event, .on_reset = on_reset, .write_snapshot = write_snapshot, .ctx = peers};
+    if (replicas_over_nats(peers->o)) {
+        int failed = kvr_sync_create_nats(peers->process->nats, peers->process->scope, &h, &peers->sync);
         if (failed) snprintf(err, cap, "replica-sync-transport: %s", kvr_strerror(failed));
         return failed ? -1 : 0;
     }
-    int rc = kvr_sync_create(s->o->replica_sync_bind, (uint16_t)s->o->replica_sync_port, s->process->curve, &h, &s->sync);
+    int rc = kvr_sync_create(peers->o->replica_sync_bind, (uint16_t)peers->o->replica_sync_port, peers->process->curve, &h, &peers->sync);
     if (rc) {
-        snprintf(err, cap, "replica-sync-port, replica-sync-bind: cannot listen on %.80s, port %llu: %s", s->o->replica_sync_bind,
-                 (unsigned long long)s->o->replica_sync_port,
+        snprintf(err, cap, "replica-sync-port, replica-sync-bind: cannot listen on %.80s, port %llu: %s", peers->o->replica_sync_bind,
+                 (unsigned long long)peers->o->replica_sync_port,
                  rc == -KVR_EEXISTS     ? "the port is in use"
                  : rc == -KVR_EINVAL    ? "allowed: an address of this machine, or 0.0.0.0"
                  : rc == -KVR_ENOTFOUND ? "--zmq-curve-key needs --zmq-curve-clients, the keys of the other routers"
                                         : kvr_strerror(rc));
         return -1;
     }
-    char *copy = s->o->replica_sync_peers ? strdup(s->o->replica_sync_peers) : NULL, *rest = copy, *one;
+    char *copy = peers->o->replica_sync_peers ? strdup(peers->o->replica_sync_peers) : NULL, *rest = copy, *one;
     while (rc == 0 && copy && (one = strsep(&rest, ", "))) {
         if (!*one) continue;
-        rc = kvr_sync_add_peer(s->sync, one);
+        rc = kvr_sync_add_peer(peers->sync, one);
         if (rc) snprintf(err, cap, "replica-sync-peers: bad value '%.100s'; allowed: different tcp://host:port, at most 64", one);
     }
     free(copy);
     return rc ? -1 : 0;
 }
 
-bool replicas_run(const struct peers *s)
+bool replicas_run(const struct peers *peers)
 {
-    return s->sync != NULL;
+    return peers->sync != NULL;
 }
 
-int replicas_add_router(struct peers *s, const char *endpoint)
+int replicas_add_router(struct peers *peers, const char *endpoint)
 {
-    return kvr_sync_add_peer(s->sync, endpoint);
+    return kvr_sync_add_peer(peers->sync, endpoint);
 }
 
-int replicas_remove_router(struct peers *s, const char *endpoint)
+int replicas_remove_router(struct peers *peers, const char *endpoint)
 {
-    return kvr_sync_remove_peer(s->sync, endpoint);
+    return kvr_sync_remove_peer(peers->sync, endpoint);
 }
 
-void replicas_each_router(struct peers *s, void (*fn)(void *ctx, const char *endpoint, bool live), void *ctx)
+void replicas_each_router(struct peers *peers, void (*fn)(void *ctx, const char *endpoint, bool live), void *ctx)
 {
-    if (s->sync) kvr_sync_each_peer(s->sync, fn, ctx);
+    if (peers->sync) kvr_sync_each_peer(peers->sync, fn, ctx);
 }
 
-void replicas_stop(struct peers *s)
+void replicas_stop(struct peers *peers)
 {
-    kvr_sync_destroy(s->sync);
-    s->sync = NULL;
-    if (!s->replicas) return;
-    for (size_t i = 0; i < PEER_SLOTS; i++) free(s->replicas->views[i]);
-    free(s->replicas->hashes);
-    free(s->replicas);
-    s->replicas = NULL;
+    kvr_sync_destroy(peers->sync);
+    peers->sync = NULL;
+    if (!peers->replicas) return;
+    for (size_t i = 0; i < PEER_SLOTS; i++) free(peers->replicas->views[i]);
+    free(peers->replicas->hashes);
+    free(peers->replicas);
+    peers->replicas = NULL;
 }
 
-void replicas_workers_changed(struct peers *s)
+void replicas_workers_changed(struct peers *peers)
 {
-    if (s->sync) kvr_sync_resync(s->sync); /* what was said of unknown workers was left out */
+    if (peers->sync) kvr_sync_resync(peers->sync); /* what was said of unknown workers was left out */
 }
 
-void replicas_metrics(struct peers *s, struct kvr_prom_page *b)
+void replicas_metrics(struct peers *peers, struct kvr_prom_page *b)
 {
     struct kvr_sync_stats st = {0};
-    if (s->sync) kvr_sync_stats(s->sync, &st);
+    if (peers->sync) kvr_sync_stats(peers->sync, &st);
     const struct {
         const char *name, *type, *help;
         uint64_t v;
@@ -289,7 +290,7 @@ void replicas_metrics(struct peers *s, struct kvr_prom_page *b)
         {"events_sent_total", "counter", "Changes of the book told", st.events_sent},
         {"events_received_total", "counter", "Changes heard", st.events_received},
         {"events_ignored_total", "counter", "Of these, about workers or partitions that are not known here, or repeated",
-         s->replicas ? atomic_load(&s->replicas->ignored) : 0},
+         peers->replicas ? atomic_load(&peers->replicas->ignored) : 0},
         {"gaps_total", "counter", "Losses noticed, each mended by a snapshot", st.gaps},
         {"snapshots_sent_total", "counter", "Snapshots told", st.snapshots_sent},
         {"snapshots_received_total", "counter", "Snapshots heard", st.snapshots_received},
@@ -306,5 +307,5 @@ void replicas_metrics(struct peers *s, struct kvr_prom_page *b)
         {"lost_peers_total", "counter", "Times a peer fell silent, was replaced or taken away", st.lost_peers},
     };
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
-        kvr_prom_one_if(b, s->sync != NULL, "kvroute_replica_sync_", rows[i].name, rows[i].type, rows[i].help, rows[i].v);
+        kvr_prom_one_if(b, peers->sync != NULL, "kvroute_replica_sync_", rows[i].name, rows[i].type, rows[i].help, rows[i].v);
 }

@@ -18,17 +18,17 @@ struct kvr_prom_page;
 
 bool replicas_over_nats(const struct serve_options *o);
 bool replicas_wanted(const struct serve_options *o);
-int replicas_start(struct peers *s, char *err, size_t cap);
-bool replicas_run(const struct peers *s); /* others are followed, or may be */
+int replicas_start(struct peers *peers, char *err, size_t cap);
+bool replicas_run(const struct peers *peers); /* others are followed, or may be */
 /* Of one that was found, at tcp://host:port. Returns: 0 or -KVR_E... */
-int replicas_add_router(struct peers *s, const char *endpoint);
-int replicas_remove_router(struct peers *s, const char *endpoint);
-void replicas_each_router(struct peers *s, void (*fn)(void *ctx, const char *endpoint, bool live), void *ctx);
-void replicas_stop(struct peers *s);
+int replicas_add_router(struct peers *peers, const char *endpoint);
+int replicas_remove_router(struct peers *peers, const char *endpoint);
+void replicas_each_router(struct peers *peers, void (*fn)(void *ctx, const char *endpoint, bool live), void *ctx);
+void replicas_stop(struct peers *peers);
 /* A session was bound here. */
-void replicas_on_session(struct peers *s, const char *id, size_t len, struct kvr_worker w);
+void replicas_on_session(struct peers *peers, const char *id, size_t len, struct kvr_worker w);
 void replicas_on_change(void *partition, const struct kvr_load_event *event);
-void replicas_workers_changed(struct peers *s);
-void replicas_metrics(struct peers *s, struct kvr_prom_page *out);
+void replicas_workers_changed(struct peers *peers);
+void replicas_metrics(struct peers *peers, struct kvr_prom_page *out);
 
 #endif

@@ -36,7 +36,7 @@ struct peers {
     struct kvr_remote_stats remote_stats; /* of all loops */
     struct remote_counters remote_counters;
     _Atomic int remote_opened; /* clients that there are */
-    _Atomic bool remote_seen; /* all of them have been found good once, or waited for long enough */
+    _Atomic bool remote_seen;  /* all of them have been found good once, or waited for long enough */
 };
 
 #endif

@@ -11,19 +11,20 @@
  * Threads: the main loop answers HTTP; each subscription has its thread, and a struct asker of its own. The indexes are read
  * lock-free; partitions live as long as the process.
  */
+#include "app/serve/peers/served.h"
+
 #include <string.h>
 
 #include "app/serve/peers/claim.h"
 #include "app/serve/peers/room.h"
+#include "app/serve/workers/views.h"
+#include "app/serve/workers/workers.h"
+#include "base/lock.h"
 #include "base/log.h"
 #include "net/replication/remote_index.h"
 #include "wire/index_question.h"
 #include "wire/index_service.h"
 #include "wire/prom_page.h"
-#include "app/serve/peers/served.h"
-#include "app/serve/workers/views.h"
-#include "base/lock.h"
-#include "app/serve/workers/workers.h"
 
 enum { PENDING_BYTES = 16 << 20, PARTITIONS_TOLD = 256 };
 
@@ -47,9 +48,9 @@ struct served {
     _Atomic uint64_t queries, records, errors;
 };
 
-static bool predicted(const struct peers *s)
+static bool predicted(const struct peers *peers)
 {
-    return !s->o->kv_events;
+    return !peers->o->kv_events;
 }
 
 /* Why nothing is answered now, or NULL. */
@@ -70,26 +71,26 @@ static int refuse(struct asker *a, int status, const char *text)
     return status;
 }
 
-static struct partition *find_partition(struct peers *s, const struct kvr_service_question *q)
+static struct partition *find_partition(struct peers *peers, const struct kvr_service_question *q)
 {
     char model[MODEL_MAX];
     if (!q->model || q->model_len >= sizeof model) return NULL;
     memcpy(model, q->model, q->model_len);
     model[q->model_len] = 0;
-    workers_lock(s->workers);
-    struct partition *p = partition_find_locked(s->workers, model, "");
-    workers_unlock(s->workers);
+    workers_lock(peers->workers);
+    struct partition *p = partition_find_locked(peers->workers, model, "");
+    workers_unlock(peers->workers);
     return p;
 }
 
 /* Workers that compute prompts for others are another pool, whose caches count as much: the next partition of these with blocks of that
  * size, from the list's beginning for NULL. */
-static struct partition *next_prefills(struct peers *s, const struct partition *of, const struct partition *after)
+static struct partition *next_prefills(struct peers *peers, const struct partition *of, const struct partition *after)
 {
-    workers_lock(s->workers);
-    struct partition *p = after ? after->next : partitions_first(s->workers);
+    workers_lock(peers->workers);
+    struct partition *p = after ? after->next : partitions_first(peers->workers);
     while (p && (p == of || !p->prefills || p->block_size != of->block_size)) p = p->next;
-    workers_unlock(s->workers);
+    workers_unlock(peers->workers);
     return p;
 }
 
@@ -106,38 +107,38 @@ static long add_overlap(struct asker *a, struct partition *p, long n)
 /* Each answers a->q with the HTTP status, the body in a->out. */
 static int answer_query(struct asker *a)
 {
-    struct peers *s = a->peers;
-    struct partition *p = find_partition(s, &a->q);
+    struct peers *peers = a->peers;
+    struct partition *p = find_partition(peers, &a->q);
     if (!p) return refuse(a, 404, "this model is not served here");
     if (!a->q.blocks.given) return refuse(a, 400, "block_hashes: allowed: a list of at most 1048576 hashes");
     if (!a->reaches) a->reaches = malloc(RANKS_MAX * sizeof *a->reaches);
     long found = a->reaches ? add_overlap(a, p, 0) : -KVR_ENOMEM;
-    for (struct partition *q = NULL; found >= 0 && (q = next_prefills(s, p, q));) found = add_overlap(a, q, found);
+    for (struct partition *q = NULL; found >= 0 && (q = next_prefills(peers, p, q));) found = add_overlap(a, q, found);
     if (found < 0) return refuse(a, 500, kvr_strerror((int)found));
     for (long i = 0; a->q.device_only && i < found; i++)
         for (int t = 1; t < KVR_TIER_COUNT; t++) a->reaches[i].depth[t] = a->reaches[i].depth[0];
-    atomic_fetch_add_explicit(&s->served->queries, 1, memory_order_relaxed);
-    kvr_service_scores_write(&a->out, a->reaches, (size_t)found, s->served->instance);
+    atomic_fetch_add_explicit(&peers->served->queries, 1, memory_order_relaxed);
+    kvr_service_scores_write(&a->out, a->reaches, (size_t)found, peers->served->instance);
     return 200;
 }
 
 static int answer_record(struct asker *a)
 {
-    struct peers *s = a->peers;
+    struct peers *peers = a->peers;
     const struct kvr_service_question *q = &a->q;
-    if (!predicted(s)) return refuse(a, 409, "this index follows KV events and records no decisions");
-    if (!find_partition(s, q)) return refuse(a, 404, "this model is not served here");
+    if (!predicted(peers)) return refuse(a, 409, "this index follows KV events and records no decisions");
+    if (!find_partition(peers, q)) return refuse(a, 404, "this model is not served here");
     if (!q->has_worker) return refuse(a, 400, "worker: allowed: {worker_id, dp_rank}");
     if (!q->locals.given || !q->seqs.given)
         return refuse(a, 400, "local_hashes, sequence_hashes: allowed: lists of at most 1048576 hashes");
-    workers_lock(s->workers);
-    const struct worker *known = worker_find_locked(s->workers, q->worker.worker_id);
+    workers_lock(peers->workers);
+    const struct worker *known = worker_find_locked(peers->workers, q->worker.worker_id);
     const struct partition *p = known ? known->partition : NULL; /* a prefill worker's is another one than that of who answers */
-    workers_unlock(s->workers);
+    workers_unlock(peers->workers);
     if (!p) return refuse(a, 404, "this worker is not known here");
     int rc = kvr_index_record(p->index, q->worker, q->locals.h, q->locals.n, q->seqs.h, q->seqs.n);
     if (rc) return refuse(a, rc == -KVR_ELENGTH ? 400 : 503, kvr_strerror(rc));
-    atomic_fetch_add_explicit(&s->served->records, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&peers->served->records, 1, memory_order_relaxed);
     kvr_buf_str(&a->out, "\"Recorded\"");
     return 200;
 }
@@ -183,28 +184,28 @@ static int answer(struct asker *a, answer_fn *fn, int read)
 
 /* ---- HTTP --------------------------------------------------------------------------------------------------------- */
 
-static void reply(struct peers *s, struct kvr_http_conn *c, answer_fn *fn, int read)
+static void reply(struct peers *peers, struct kvr_http_conn *c, answer_fn *fn, int read)
 {
-    struct asker *a = &s->served->http;
+    struct asker *a = &peers->served->http;
     int status = answer(a, fn, read);
     if (a->out.failed) kvr_http_reply(c, 503, "application/json", NULL, "{\"Error\":\"out of memory\"}", 25);
     else kvr_http_reply(c, status, "application/json", NULL, a->out.data, a->out.len);
     kvr_service_question_trim(&a->q);
 }
 
-void served_post_query(struct peers *s, struct kvr_http_conn *c, struct kvr_json o)
+void served_post_query(struct peers *peers, struct kvr_http_conn *c, struct kvr_json o)
 {
-    reply(s, c, answer_query, kvr_service_question_json(&s->served->http.q, o));
+    reply(peers, c, answer_query, kvr_service_question_json(&peers->served->http.q, o));
 }
 
-void served_post_record(struct peers *s, struct kvr_http_conn *c, struct kvr_json o)
+void served_post_record(struct peers *peers, struct kvr_http_conn *c, struct kvr_json o)
 {
-    reply(s, c, answer_record, kvr_service_question_json(&s->served->http.q, o));
+    reply(peers, c, answer_record, kvr_service_question_json(&peers->served->http.q, o));
 }
 
-void served_get_info(struct peers *s, struct kvr_http_conn *c)
+void served_get_info(struct peers *peers, struct kvr_http_conn *c)
 {
-    reply(s, c, answer_info, 0);
+    reply(peers, c, answer_info, 0);
 }
 
 static answer_fn *packed_at(struct kvr_text path)
@@ -218,10 +219,10 @@ bool served_takes_packed(struct kvr_text path)
     return packed_at(path) != NULL;
 }
 
-void served_post_packed(struct peers *s, struct kvr_http_conn *c)
+void served_post_packed(struct peers *peers, struct kvr_http_conn *c)
 {
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
-    reply(s, c, packed_at(rq->path), kvr_service_question_packed(&s->served->http.q, rq->body, rq->body_len));
+    reply(peers, c, packed_at(rq->path), kvr_service_question_packed(&peers->served->http.q, rq->body, rq->body_len));
 }
 
 /* ---- NATS --------------------------------------------------------------------------------------------------------- */
@@ -267,38 +268,39 @@ static int subscribe(struct asker *a, const char *service, bool of_models, kvr_n
                    : -KVR_ENOMEM;
 }
 
-void served_tick(struct peers *s)
+void served_tick(struct peers *peers)
 {
-    struct served *v = s->served;
+    struct served *v = peers->served;
     if (!v || v->subscribed) return;
-    if (!atomic_load(&v->ready) && !views_settled(s->workers)) return;
+    if (!atomic_load(&v->ready) && !views_settled(peers->workers)) return;
     atomic_store(&v->ready, true);
     v->subscribed = true;
-    if (s->process->nats && (subscribe(&v->query, KVR_SERVICE_QUERY, true, on_query) ||
-                    (predicted(s) && subscribe(&v->record, KVR_SERVICE_RECORD, true, on_record))))
+    if (peers->process->nats && (subscribe(&v->query, KVR_SERVICE_QUERY, true, on_query) ||
+                                 (predicted(peers) && subscribe(&v->record, KVR_SERVICE_RECORD, true, on_record))))
         kvr_log_warning("kvroute: serve-indexer: the service cannot be announced over NATS");
 }
 
 /* ---- life --------------------------------------------------------------------------------------------------------- */
 
-bool served_is_on(const struct peers *s)
+bool served_is_on(const struct peers *peers)
 {
-    return s->served != NULL;
+    return peers->served != NULL;
 }
 
-int served_start(struct peers *s, char *err, size_t cap)
+int served_start(struct peers *peers, char *err, size_t cap)
 {
-    if (!s->o->serve_indexer) return 0;
+    if (!peers->o->serve_indexer) return 0;
     struct served *v = calloc(1, sizeof *v);
     if (!v) {
         snprintf(err, cap, "out of memory");
         return -1;
     }
-    v->http.peers = v->query.peers = v->record.peers = v->info.peers = s;
-    v->instance = s->process->salt >> 11; /* exact as a JSON number */
-    s->served = v;
-    if (!s->process->nats) return 0;
-    struct claim_config cc = {s->process->nats, s->process->scope, predicted(s), (int)s->o->plane.nats_replicas, v->instance, s->o->admin_port};
+    v->http.peers = v->query.peers = v->record.peers = v->info.peers = peers;
+    v->instance = peers->process->salt >> 11; /* exact as a JSON number */
+    peers->served = v;
+    if (!peers->process->nats) return 0;
+    struct claim_config cc = {peers->process->nats, peers->process->scope, predicted(peers), (int)peers->o->plane.nats_replicas,
+                              v->instance,          peers->o->admin_port};
     if (claim_open(&cc, &v->claim, err, cap)) return -1;
     if (subscribe(&v->info, KVR_SERVICE_INFO, false, on_info) == 0) return 0;
     snprintf(err, cap, "serve-indexer: the service cannot be announced over NATS");
@@ -315,9 +317,9 @@ static void asker_free(struct asker *a)
     kvr_buf_free(&a->out);
 }
 
-void served_stop(struct peers *s)
+void served_stop(struct peers *peers)
 {
-    struct served *v = s->served;
+    struct served *v = peers->served;
     if (!v) return;
     asker_free(&v->query);
     asker_free(&v->record);
@@ -325,12 +327,12 @@ void served_stop(struct peers *s)
     asker_free(&v->http);
     claim_close(v->claim);
     free(v);
-    s->served = NULL;
+    peers->served = NULL;
 }
 
-void served_metrics(struct peers *s, struct kvr_prom_page *b)
+void served_metrics(struct peers *peers, struct kvr_prom_page *b)
 {
-    struct served *v = s->served;
+    struct served *v = peers->served;
     const struct {
         const char *name, *type, *help;
         uint64_t v;

@@ -9,17 +9,18 @@
  *
  * Threads: the main loop's.
  */
+#include "app/serve/peers/shards.h"
+
 #include <string.h>
 
+#include "app/serve/common/clock.h"
 #include "app/serve/common/members.h"
 #include "app/serve/peers/room.h"
+#include "app/serve/workers/roster.h"
+#include "app/serve/workers/worker.h"
 #include "base/lock.h"
 #include "base/map64.h"
 #include "wire/prom_page.h"
-#include "app/serve/common/clock.h"
-#include "app/serve/peers/shards.h"
-#include "app/serve/workers/roster.h"
-#include "app/serve/workers/worker.h"
 
 enum { ROUND_MS = 1000, CALL_S = 2, ANSWER_MAX = 32 << 20, WORKERS_MAX = 16384, KNOWN_MAX = 1 << 20, CALLS_MAX = 64 };
 
@@ -107,18 +108,19 @@ static bool take_list(struct call *c)
 {
     struct kvr_json o;
     struct listing l = {.of = c->peers->shards, .shard = c->shard};
-    if (c->status != 200 || c->answer.failed || kvr_json_parse(c->peers->process->json, c->answer.data, c->answer.len, &o, NULL)) return false;
+    if (c->status != 200 || c->answer.failed || kvr_json_parse(c->peers->process->json, c->answer.data, c->answer.len, &o, NULL))
+        return false;
     return kvr_json_type_of(o) == KVR_JSON_ARRAY && kvr_json_each(o, take_instance, &l) == 0;
 }
 
 /* ---- calls ----------------------------------------------------------------------------------------------------------- */
 
-static void assign(struct peers *s);
+static void assign(struct peers *peers);
 
 static void over(struct call *c, bool ok)
 {
-    struct peers *s = c->peers;
-    struct shards *sh = s->shards;
+    struct peers *peers = c->peers;
+    struct shards *sh = peers->shards;
     bool list = c->list;
     if (list && ok) ok = take_list(c);
     if (!list && (!ok || c->status / 100 != 2) && c->status != 409 && c->status != 404) atomic_fetch_add(&sh->refused, 1);
@@ -126,7 +128,7 @@ static void over(struct call *c, bool ok)
     if (!list) return;
     sh->answered += ok;
     sh->failed += !ok;
-    if (sh->answered == s->remote_n) assign(s);
+    if (sh->answered == peers->remote_n) assign(peers);
 }
 
 static void on_head(struct kvr_http_call *call, void *ctx, int status, const struct kvr_headers *h, int64_t length)
@@ -161,20 +163,20 @@ static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failu
 }
 
 /* body NULL: GET. Takes its bytes. */
-static bool start_call(struct peers *s, size_t shard, const char *path, struct kvr_buf *body)
+static bool start_call(struct peers *peers, size_t shard, const char *path, struct kvr_buf *body)
 {
-    struct shards *sh = s->shards;
+    struct shards *sh = peers->shards;
     static const struct kvr_http_call_handler handler = {on_head, on_body, on_done, on_failed};
-    const struct kvr_endpoint *e = &s->remote[shard];
+    const struct kvr_endpoint *e = &peers->remote[shard];
     struct call *c = sh->calls_n < CALLS_MAX ? calloc(1, sizeof *c) : NULL;
     struct kvr_buf head = {0};
     if (!c) return false;
-    *c = (struct call){.peers = s, .shard = shard, .list = !body, .next = sh->calls, .deadline_ms = now_ms() + 1000 * CALL_S};
+    *c = (struct call){.peers = peers, .shard = shard, .list = !body, .next = sh->calls, .deadline_ms = now_ms() + 1000 * CALL_S};
     sh->calls = c;
     sh->calls_n++;
     kvr_buf_printf(&head, "%s %s%s HTTP/1.1\r\nHost: %s\r\n", body ? "POST" : "GET", e->base, path, e->authority);
     if (body) kvr_buf_printf(&head, "Content-Type: application/json\r\nContent-Length: %zu\r\n", body->len);
-    if (s->remote_keys) kvr_buf_printf(&head, "Authorization: Bearer %s\r\n", s->remote_keys[0]);
+    if (peers->remote_keys) kvr_buf_printf(&head, "Authorization: Bearer %s\r\n", peers->remote_keys[0]);
     kvr_buf_str(&head, "\r\n");
     struct kvr_http_call_config cc = {.endpoint = e,
                                       .head = head.data,
@@ -205,20 +207,20 @@ static struct place *place_of(const struct shards *sh, struct kvr_worker w)
     return sh->places_n ? bsearch(&key, sh->places, sh->places_n, sizeof key, by_worker) : NULL;
 }
 
-static size_t emptiest(const struct peers *s)
+static size_t emptiest(const struct peers *peers)
 {
-    struct shards *sh = s->shards;
+    struct shards *sh = peers->shards;
     size_t best = 0;
-    for (size_t i = 1; i < s->remote_n; i++)
+    for (size_t i = 1; i < peers->remote_n; i++)
         if (sh->ranks[i] < sh->ranks[best]) best = i;
     return best;
 }
 
-static void put_registration(struct peers *s, const struct worker *w, uint32_t place, struct kvr_buf *b)
+static void put_registration(struct peers *peers, const struct worker *w, uint32_t place, struct kvr_buf *b)
 {
     char model[MODEL_MAX + 16];
     const char *events = w->ranks[place].endpoints[RANK_EVENTS], *replay = w->ranks[place].endpoints[RANK_REPLAY];
-    remote_model(s, w->block_size, model, sizeof model);
+    remote_model(peers, w->block_size, model, sizeof model);
     kvr_json_open(b, '{');
     kvr_json_put_u64(b, "instance_id", w->id);
     kvr_json_put_u64(b, "dp_rank", w->dp_start + place);
@@ -231,9 +233,9 @@ static void put_registration(struct peers *s, const struct worker *w, uint32_t p
 }
 
 /* A rank of ours: where it is, it stays. */
-static void see_rank(struct peers *s, const struct worker *w, uint32_t place)
+static void see_rank(struct peers *peers, const struct worker *w, uint32_t place)
 {
-    struct shards *sh = s->shards;
+    struct shards *sh = peers->shards;
     struct kvr_buf b = {0};
     struct place *p = place_of(sh, (struct kvr_worker){w->id, w->dp_start + place});
     (void)kvr_map64_put(&sh->known, w->id, 1); /* not remembered: it stays registered */
@@ -241,19 +243,20 @@ static void see_rank(struct peers *s, const struct worker *w, uint32_t place)
         p->wanted = true;
         return;
     }
-    if (!w->ranks[place].endpoints[RANK_EVENTS][0] && s->o->plane.plane == KVR_PLANE_ZMQ && !w->recover[0]) return; /* it has no events */
-    size_t to = emptiest(s);
-    put_registration(s, w, place, &b);
-    if (!b.failed && start_call(s, to, "/register", &b)) {
+    if (!w->ranks[place].endpoints[RANK_EVENTS][0] && peers->o->plane.plane == KVR_PLANE_ZMQ && !w->recover[0])
+        return; /* it has no events */
+    size_t to = emptiest(peers);
+    put_registration(peers, w, place, &b);
+    if (!b.failed && start_call(peers, to, "/register", &b)) {
         sh->ranks[to]++;
         atomic_fetch_add(&sh->registered, 1);
     }
     kvr_buf_free(&b);
 }
 
-static void take_away(struct peers *s, const struct place *p)
+static void take_away(struct peers *peers, const struct place *p)
 {
-    struct shards *sh = s->shards;
+    struct shards *sh = peers->shards;
     struct kvr_buf b = {0};
     kvr_json_open(&b, '{');
     kvr_json_put_u64(&b, "instance_id", p->worker.worker_id);
@@ -261,41 +264,41 @@ static void take_away(struct peers *s, const struct place *p)
     kvr_json_put_str(&b, "routing_group", "default");
     kvr_json_put_str(&b, "model_name", p->model);
     kvr_json_close(&b, '}');
-    if (!b.failed && start_call(s, p->shard, "/unregister", &b)) atomic_fetch_add(&sh->unregistered, 1);
+    if (!b.failed && start_call(peers, p->shard, "/unregister", &b)) atomic_fetch_add(&sh->unregistered, 1);
     kvr_buf_free(&b);
 }
 
 /* All have said what they follow. */
-static void assign(struct peers *s)
+static void assign(struct peers *peers)
 {
-    struct shards *sh = s->shards;
+    struct shards *sh = peers->shards;
     if (sh->places_n) qsort(sh->places, sh->places_n, sizeof *sh->places, by_worker);
     if (sh->known.n >= KNOWN_MAX) kvr_map64_clear(&sh->known); /* those of now are put back at once */
-    const struct roster_row *all = roster_hold(s->workers, "");
+    const struct roster_row *all = roster_hold(peers->workers, "");
     for (size_t i = 0; all && i < all->servers_n; i++)
-        for (uint32_t r = 0; r < all->servers[i].worker->dp_size; r++) see_rank(s, all->servers[i].worker, r);
+        for (uint32_t r = 0; r < all->servers[i].worker->dp_size; r++) see_rank(peers, all->servers[i].worker, r);
     bool seen = all != NULL;
     roster_let_go(all);
     if (!seen) return; /* out of memory: none of them is to be taken away */
     for (size_t i = 0; i < sh->places_n; i++)
-        if (!sh->places[i].wanted && kvr_map64_get(&sh->known, sh->places[i].worker.worker_id)) take_away(s, &sh->places[i]);
+        if (!sh->places[i].wanted && kvr_map64_get(&sh->known, sh->places[i].worker.worker_id)) take_away(peers, &sh->places[i]);
 }
 
 /* ---- time -------------------------------------------------------------------------------------------------------------- */
 
-static bool ready_to_begin(struct peers *s)
+static bool ready_to_begin(struct peers *peers)
 {
-    struct shards *sh = s->shards;
-    if (!sh->client && kvr_http_client_create(&s->process->main_loop, 30, &sh->client)) return false;
+    struct shards *sh = peers->shards;
+    if (!sh->client && kvr_http_client_create(&peers->process->main_loop, 30, &sh->client)) return false;
     if (!sh->places) sh->places = malloc(WORKERS_MAX * sizeof *sh->places);
     return sh->places != NULL;
 }
 
-void shards_tick(struct peers *s)
+void shards_tick(struct peers *peers)
 {
-    struct shards *sh = s->shards;
+    struct shards *sh = peers->shards;
     uint64_t now = now_ms();
-    if (!sh || process_is_ending(s->process) || !ready_to_begin(s)) return;
+    if (!sh || process_is_ending(peers->process) || !ready_to_begin(peers)) return;
     for (struct call *c = sh->calls, *next; c; c = next) {
         next = c->next;
         if (now < c->deadline_ms) continue;
@@ -307,31 +310,31 @@ void shards_tick(struct peers *s)
     sh->next_ms = now + ROUND_MS;
     sh->places_n = sh->answered = sh->failed = 0;
     memset(sh->ranks, 0, sizeof sh->ranks);
-    for (size_t i = 0; i < s->remote_n; i++) (void)start_call(s, i, "/workers", NULL);
+    for (size_t i = 0; i < peers->remote_n; i++) (void)start_call(peers, i, "/workers", NULL);
 }
 
-int shards_start(struct peers *s)
+int shards_start(struct peers *peers)
 {
-    if (s->remote_n < 2) return 0;
-    s->shards = calloc(1, sizeof *s->shards);
-    return s->shards ? 0 : -KVR_ENOMEM;
+    if (peers->remote_n < 2) return 0;
+    peers->shards = calloc(1, sizeof *peers->shards);
+    return peers->shards ? 0 : -KVR_ENOMEM;
 }
 
-void shards_stop(struct peers *s)
+void shards_stop(struct peers *peers)
 {
-    struct shards *sh = s->shards;
+    struct shards *sh = peers->shards;
     if (!sh) return;
     while (sh->calls) end_call(sh->calls);
     if (sh->client) kvr_http_client_close(sh->client);
     free(sh->places);
     kvr_map64_clear(&sh->known);
     free(sh);
-    s->shards = NULL;
+    peers->shards = NULL;
 }
 
-void shards_metrics(struct peers *s, struct kvr_prom_page *b)
+void shards_metrics(struct peers *peers, struct kvr_prom_page *b)
 {
-    const struct shards *sh = s->shards;
+    const struct shards *sh = peers->shards;
     const struct {
         const char *name, *help;
         uint64_t v;

@@ -8,9 +8,9 @@
 struct peers;
 struct kvr_prom_page;
 
-int shards_start(struct peers *s); /* Returns: 0 or -KVR_ENOMEM */
-void shards_tick(struct peers *s); /* main loop */
-void shards_stop(struct peers *s);
-void shards_metrics(struct peers *s, struct kvr_prom_page *out);
+int shards_start(struct peers *peers); /* Returns: 0 or -KVR_ENOMEM */
+void shards_tick(struct peers *peers); /* main loop */
+void shards_stop(struct peers *peers);
+void shards_metrics(struct peers *peers, struct kvr_prom_page *out);
 
 #endif

@@ -9,10 +9,10 @@
 
 #include <string.h>
 
-#include "token/probes.h"
-#include "wire/engine_tokens.h"
 #include "app/serve/common/clock.h"
 #include "app/serve/workers/worker_key.h"
+#include "token/probes.h"
+#include "wire/engine_tokens.h"
 
 enum { ANSWER_MAX = 1 << 20, ANSWER_MS = 10000, AGAIN_MS = 5000 };
 

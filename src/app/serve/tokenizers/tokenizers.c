@@ -9,16 +9,16 @@
 
 #include <string.h>
 
+#include "app/serve/common/clock.h"
+#include "app/serve/common/process.h"
+#include "app/serve/workers/roster.h"
+#include "app/serve/workers/workers.h"
+#include "base/lock.h"
 #include "base/log.h"
 #include "token/folders.h"
 #include "token/given.h"
 #include "token/profile_option.h"
 #include "wire/prom_page.h"
-#include "app/serve/common/clock.h"
-#include "app/serve/common/process.h"
-#include "app/serve/workers/roster.h"
-#include "base/lock.h"
-#include "app/serve/workers/workers.h"
 
 enum { CHECK_MS = 1000 };
 

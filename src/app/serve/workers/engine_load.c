@@ -9,18 +9,18 @@
  * A load that is older than --engine-load-max-age is stale: the router forgets it, /loads and /metrics say so.
  * A worker without total-kv-blocks gets what its engine says.
  *
- * worker.loads and what belongs to it are under serve.lock; the readings are the main loop's.
+ * worker.loads and what belongs to it are under the table's lock; the readings are the main loop's.
  */
 #include "app/serve/workers/room.h"
 
 #include <math.h>
 #include <string.h>
 
+#include "app/serve/common/clock.h"
 #include "base/log.h"
 #include "net/http/metrics_scrape.h"
 #include "wire/plane_event.h"
 #include "wire/prom_page.h"
-#include "app/serve/common/clock.h"
 
 enum { READINGS_MAX = 64, PENDING_BYTES = 1 << 20 };
 
@@ -34,9 +34,9 @@ struct reading {
 
 /* ---- what is known -------------------------------------------------------------------------------------------- */
 
-static bool is_stale(const struct workers *s, const struct rank_load *r, uint64_t now)
+static bool is_stale(const struct workers *ws, const struct rank_load *r, uint64_t now)
 {
-    return (double)now - (double)r->at_ms > s->o->engine_load_max_age * 1000;
+    return (double)now - (double)r->at_ms > ws->o->engine_load_max_age * 1000;
 }
 
 static uint64_t total_blocks(const struct worker *w)
@@ -58,15 +58,15 @@ static void learn_total(struct worker *w, uint32_t place, const struct kvr_engin
     kvr_router_set_limits(w->partition->router, w->id, w->max_num_batched_tokens, w->learnt_kv_blocks);
 }
 
-static void keep_locked(struct workers *s, struct worker *w, uint32_t place, const struct kvr_engine_load *l)
+static void keep_locked(struct workers *ws, struct worker *w, uint32_t place, const struct kvr_engine_load *l)
 {
     struct rank_load *r = &w->ranks[place].load;
     uint64_t now = now_ms();
     bool was_used = r->known && !r->expired;
     *r = (struct rank_load){.known = true, .load = *l, .at_ms = now - KVR_MIN(l->age_ms, now)};
     learn_total(w, place, l);
-    r->expired = is_stale(s, r, now); /* it may tell of an old reading */
-    if (r->expired && was_used) atomic_fetch_add(&s->counters.engine_loads_expired_total, 1);
+    r->expired = is_stale(ws, r, now); /* it may tell of an old reading */
+    if (r->expired && was_used) atomic_fetch_add(&ws->counters.engine_loads_expired_total, 1);
     kvr_router_set_kv_used(w->partition->router, (struct kvr_worker){w->id, w->dp_start + place}, r->expired ? 0 : used_blocks(w, l));
 }
 
@@ -78,13 +78,13 @@ void engine_load_tell_locked(const struct worker *w)
                                    used_blocks(w, &w->ranks[i].load.load));
 }
 
-static void expire_locked(struct workers *s, struct worker *w, uint64_t now)
+static void expire_locked(struct workers *ws, struct worker *w, uint64_t now)
 {
     for (uint32_t i = 0; i < w->dp_size; i++) {
         struct rank_load *r = &w->ranks[i].load;
-        if (!r->known || r->expired || !is_stale(s, r, now)) continue;
+        if (!r->known || r->expired || !is_stale(ws, r, now)) continue;
         r->expired = true;
-        atomic_fetch_add(&s->counters.engine_loads_expired_total, 1);
+        atomic_fetch_add(&ws->counters.engine_loads_expired_total, 1);
         kvr_router_set_kv_used(w->partition->router, (struct kvr_worker){w->id, w->dp_start + i}, 0);
     }
 }
@@ -101,13 +101,13 @@ static void forget_reading(struct reading *k)
     free(k);
 }
 
-static const char *keep_all_locked(struct workers *s, struct worker *w, const struct kvr_engine_loads *loads)
+static const char *keep_all_locked(struct workers *ws, struct worker *w, const struct kvr_engine_loads *loads)
 {
     bool any = false;
     for (uint32_t i = 0; i < w->dp_size; i++) {
         struct kvr_engine_load l;
         if (!kvr_engine_loads_of(loads, w->dp_start, w->dp_size, w->dp_start + i, w->block_size, w->total_kv_blocks, &l)) continue;
-        keep_locked(s, w, i, &l);
+        keep_locked(ws, w, i, &l);
         any = true;
     }
     if (loads->too_many) return "the answer has more than 64 ranks";
@@ -117,70 +117,70 @@ static const char *keep_all_locked(struct workers *s, struct worker *w, const st
 static void on_read(void *ctx, const struct kvr_engine_loads *loads, const char *error)
 {
     struct reading *k = ctx;
-    struct workers *s = k->workers;
-    kvr_lock(&s->lock);
-    struct worker *w = worker_find_locked(s, k->id);
+    struct workers *ws = k->workers;
+    kvr_lock(&ws->lock);
+    struct worker *w = worker_find_locked(ws, k->id);
     if (w && strcmp(w->metrics, k->url) == 0) { /* else it is another one now */
-        if (loads) error = keep_all_locked(s, w, loads);
+        if (loads) error = keep_all_locked(ws, w, loads);
         if (error && !w->metrics_error)
             kvr_log_warning("kvroute: metrics of worker %llu cannot be used: %s", (unsigned long long)w->id, error);
         w->metrics_error = error;
-        w->metrics_due_ms = now_ms() + (uint64_t)(s->o->engine_metrics_interval * 1000);
+        w->metrics_due_ms = now_ms() + (uint64_t)(ws->o->engine_metrics_interval * 1000);
     }
-    kvr_unlock(&s->lock);
-    if (loads) atomic_fetch_add(&s->counters.engine_metrics_bad_lines_total, loads->bad_lines);
-    atomic_fetch_add(error ? &s->counters.engine_metrics_failures_total : &s->counters.engine_metrics_reads_total, 1);
+    kvr_unlock(&ws->lock);
+    if (loads) atomic_fetch_add(&ws->counters.engine_metrics_bad_lines_total, loads->bad_lines);
+    atomic_fetch_add(error ? &ws->counters.engine_metrics_failures_total : &ws->counters.engine_metrics_reads_total, 1);
     forget_reading(k);
 }
 
-static bool is_read(const struct workers *s, uint64_t id)
+static bool is_read(const struct workers *ws, uint64_t id)
 {
-    for (const struct reading *k = s->engine_loads.readings; k; k = k->next)
+    for (const struct reading *k = ws->engine_loads.readings; k; k = k->next)
         if (k->id == id) return true;
     return false;
 }
 
 /* Returns: whether it is on the way; if not, it is tried again at the next tick. */
-static bool read_metrics(struct workers *s, const struct worker *w)
+static bool read_metrics(struct workers *ws, const struct worker *w)
 {
-    if (!s->engine_loads.client && kvr_http_client_create(&s->process->main_loop, 3, &s->engine_loads.client)) return false;
+    if (!ws->engine_loads.client && kvr_http_client_create(&ws->process->main_loop, 3, &ws->engine_loads.client)) return false;
     struct reading *k = calloc(1, sizeof *k);
     if (!k) return false;
-    k->workers = s;
+    k->workers = ws;
     k->id = w->id;
     memcpy(k->url, w->metrics, sizeof k->url);
-    struct kvr_scrape_config c = {.loop = &s->process->main_loop,
-                                  .client = s->engine_loads.client,
+    struct kvr_scrape_config c = {.loop = &ws->process->main_loop,
+                                  .client = ws->engine_loads.client,
                                   .url = k->url,
                                   .tls_peer = w->tls,
-                                  .timeout_s = KVR_MAX(s->o->engine_metrics_interval, 1.0),
+                                  .timeout_s = KVR_MAX(ws->o->engine_metrics_interval, 1.0),
                                   .fn = on_read,
                                   .ctx = k};
     if (kvr_scrape_start(&c, &k->scrape)) {
         free(k);
         return false;
     }
-    k->next = s->engine_loads.readings;
-    s->engine_loads.readings = k;
-    s->engine_loads.readings_n++;
+    k->next = ws->engine_loads.readings;
+    ws->engine_loads.readings = k;
+    ws->engine_loads.readings_n++;
     return true;
 }
 
-static void look_locked(struct workers *s, struct worker *w, uint64_t now)
+static void look_locked(struct workers *ws, struct worker *w, uint64_t now)
 {
-    if (!w->metrics[0] || now < w->metrics_due_ms || is_read(s, w->id)) return;
-    if (s->engine_loads.readings_n == READINGS_MAX) atomic_fetch_add(&s->counters.engine_metrics_postponed_total, 1);
-    else if (!read_metrics(s, w)) atomic_fetch_add(&s->counters.engine_metrics_failures_total, 1);
+    if (!w->metrics[0] || now < w->metrics_due_ms || is_read(ws, w->id)) return;
+    if (ws->engine_loads.readings_n == READINGS_MAX) atomic_fetch_add(&ws->counters.engine_metrics_postponed_total, 1);
+    else if (!read_metrics(ws, w)) atomic_fetch_add(&ws->counters.engine_metrics_failures_total, 1);
 }
 
-void engine_load_tick(struct workers *s)
+void engine_load_tick(struct workers *ws)
 {
     uint64_t now = now_ms();
-    for (struct worker *w = s->workers; w; w = w->next) {
-        kvr_lock(&s->lock);
-        expire_locked(s, w, now);
-        look_locked(s, w, now);
-        kvr_unlock(&s->lock);
+    for (struct worker *w = ws->workers; w; w = w->next) {
+        kvr_lock(&ws->lock);
+        expire_locked(ws, w, now);
+        look_locked(ws, w, now);
+        kvr_unlock(&ws->lock);
     }
 }
 
@@ -199,25 +199,25 @@ static int open_report(const struct kvr_nats_message *m, struct kvr_worker *w, s
 /* On the subscription's thread. */
 static void on_report(void *ctx, const struct kvr_nats_message *m)
 {
-    struct workers *s = ctx;
+    struct workers *ws = ctx;
     struct kvr_worker of;
     struct kvr_engine_load l;
     if (open_report(m, &of, &l)) {
-        atomic_fetch_add(&s->counters.engine_load_malformed_total, 1);
+        atomic_fetch_add(&ws->counters.engine_load_malformed_total, 1);
         return;
     }
     if (!l.has_running && !l.has_waiting && !l.has_usage && !l.has_used) return; /* a scheduler's */
-    kvr_lock(&s->lock);
-    struct worker *w = worker_find_locked(s, of.worker_id);
+    kvr_lock(&ws->lock);
+    struct worker *w = worker_find_locked(ws, of.worker_id);
     bool known = w && of.dp_rank >= w->dp_start && of.dp_rank - w->dp_start < w->dp_size;
-    if (known) keep_locked(s, w, of.dp_rank - w->dp_start, &l);
-    kvr_unlock(&s->lock);
-    atomic_fetch_add(known ? &s->counters.engine_load_reports_total : &s->counters.engine_load_unknown_workers_total, 1);
+    if (known) keep_locked(ws, w, of.dp_rank - w->dp_start, &l);
+    kvr_unlock(&ws->lock);
+    atomic_fetch_add(known ? &ws->counters.engine_load_reports_total : &ws->counters.engine_load_unknown_workers_total, 1);
 }
 
 /* ---- showing -------------------------------------------------------------------------------------------------- */
 
-void engine_load_write(const struct workers *s, struct kvr_buf *b, const struct rank_load *r)
+void engine_load_write(const struct workers *ws, struct kvr_buf *b, const struct rank_load *r)
 {
     uint64_t now = now_ms();
     const struct kvr_engine_load *l = &r->load;
@@ -237,17 +237,17 @@ void engine_load_write(const struct workers *s, struct kvr_buf *b, const struct 
     if (l->total_blocks) kvr_json_put_u64(b, "kv_total_blocks", l->total_blocks);
     kvr_json_put_u64(b, "age_ms", now - KVR_MIN(now, r->at_ms));
     kvr_json_key(b, "stale");
-    kvr_json_bool(b, is_stale(s, r, now));
+    kvr_json_bool(b, is_stale(ws, r, now));
     kvr_json_close(b, '}');
 }
 
 enum row { AGE, STALE, RUNNING, WAITING, USAGE, ROWS };
 
 /* Returns: whether there is such a figure. Of a stale load only that it is, and how old. */
-static bool figure(const struct workers *s, const struct rank_load *r, uint64_t now, enum row row, double *out)
+static bool figure(const struct workers *ws, const struct rank_load *r, uint64_t now, enum row row, double *out)
 {
     const struct kvr_engine_load *l = &r->load;
-    bool stale = is_stale(s, r, now);
+    bool stale = is_stale(ws, r, now);
     switch (row) {
     case AGE: *out = ((double)now - (double)r->at_ms) / 1000; return true;
     case STALE: *out = stale; return true;
@@ -257,7 +257,7 @@ static bool figure(const struct workers *s, const struct rank_load *r, uint64_t 
     }
 }
 
-void engine_load_metrics(struct workers *s, struct kvr_prom_page *b)
+void engine_load_metrics(struct workers *ws, struct kvr_prom_page *b)
 {
     static const struct {
         const char *name, *help;
@@ -269,34 +269,34 @@ void engine_load_metrics(struct workers *s, struct kvr_prom_page *b)
     uint64_t now = now_ms();
     for (int k = 0; k < ROWS; k++) {
         kvr_prom_family(b, "kvroute_engine_", rows[k].name, "gauge", rows[k].help);
-        for (const struct worker *w = s->workers; w; w = w->next)
+        for (const struct worker *w = ws->workers; w; w = w->next)
             for (uint32_t i = 0; i < w->dp_size; i++) {
                 double v;
-                kvr_lock(&s->lock);
+                kvr_lock(&ws->lock);
                 struct rank_load load = w->ranks[i].load;
-                kvr_unlock(&s->lock);
-                if (!load.known || !figure(s, &load, now, (enum row)k, &v)) continue;
+                kvr_unlock(&ws->lock);
+                if (!load.known || !figure(ws, &load, now, (enum row)k, &v)) continue;
                 kvr_prom_put_double(b, KVR_PROM_PAIRS(KVR_PROM_RANK(w->id, w->dp_start + i)), v);
             }
     }
-    bool any = s->engine_loads.reports != NULL;
+    bool any = ws->engine_loads.reports != NULL;
     kvr_prom_one_if(b, any, "kvroute_", "engine_load_dropped_total", "counter", "Loads of the event plane that found the queue full",
-                    any ? kvr_nats_sub_dropped(s->engine_loads.reports) : 0);
+                    any ? kvr_nats_sub_dropped(ws->engine_loads.reports) : 0);
 }
 
 /* ---- life ----------------------------------------------------------------------------------------------------- */
 
-int engine_load_start(struct workers *s)
+int engine_load_start(struct workers *ws)
 {
     char subject[KVR_SCOPE_MAX + 32];
-    if (!s->process->nats) return 0;
-    snprintf(subject, sizeof subject, "%s." KVR_PLANE_LOADS, s->process->scope);
-    return kvr_nats_subscribe(s->process->nats, subject, NULL, PENDING_BYTES, on_report, s, &s->engine_loads.reports);
+    if (!ws->process->nats) return 0;
+    snprintf(subject, sizeof subject, "%s." KVR_PLANE_LOADS, ws->process->scope);
+    return kvr_nats_subscribe(ws->process->nats, subject, NULL, PENDING_BYTES, on_report, ws, &ws->engine_loads.reports);
 }
 
-void engine_load_stop(struct workers *s)
+void engine_load_stop(struct workers *ws)
 {
-    struct engine_loads *el = &s->engine_loads;
+    struct engine_loads *el = &ws->engine_loads;
     kvr_nats_unsubscribe(el->reports);
     el->reports = NULL;
     while (el->readings) {

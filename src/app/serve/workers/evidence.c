@@ -26,23 +26,23 @@
  * CALM_SHARE are. The view is not trusted while a kind has its alarm and no kind proves by its own outcomes that the view is
  * good: salts that the events do not tell make salted prompts be found by nobody, and the others are not to suffer for it. While a view
  * is not trusted the rank is still served, by load, so there are outcomes; predictions are made for it and not used. When prompts that were
- * tokenized here do not turn up, the tokenizer of their model is told, too (serve_hooks.tokens_doubted).
+ * tokenized here do not turn up, the tokenizer of their model is told, too (workers_hooks.tokens_doubted).
  *
  * Threads: evidence_begin and evidence_answered run on the data loops, evidence_tick on the main loop; what they share is under
- * serve.lock. Checks belong to their request until it has been answered, to a queue then.
+ * the table's lock. Checks belong to their request until it has been answered, to a queue then.
  */
 #include "app/serve/workers/evidence.h"
-#include "app/serve/workers/watches.h"
 
 #include <string.h>
 #include <kvroute/hash.h>
 
+#include "app/serve/common/clock.h"
+#include "app/serve/workers/telling.h"
+#include "app/serve/workers/watches.h"
 #include "base/lock.h"
 #include "base/log.h"
 #include "base/map64.h"
 #include "wire/prom_page.h"
-#include "app/serve/common/clock.h"
-#include "app/serve/workers/telling.h"
 
 enum {
     WINDOW = 16,
@@ -207,9 +207,9 @@ static void forget_locked(struct evidence *e, struct kvr_worker w)
     if (moved) *moved = i;
 }
 
-void evidence_forget(struct workers *s, const struct worker *w)
+void evidence_forget(struct workers *ws, const struct worker *w)
 {
-    struct evidence *e = s->evidence;
+    struct evidence *e = ws->evidence;
     if (!e) return;
     kvr_lock(&e->lock);
     for (uint32_t r = 0; r < DP_MAX; r++) /* also ranks that one of its id had before */
@@ -252,11 +252,11 @@ static void tell_length(const struct evidence_check *c, const struct evidence_an
         (unsigned long long)c->prompt_tokens, (unsigned long long)before);
 }
 
-static void count_none(struct workers *s, struct kvr_worker w, enum reason why)
+static void count_none(struct workers *ws, struct kvr_worker w, enum reason why)
 {
-    kvr_lock(&s->evidence->lock);
-    count_none_locked(s->evidence, w, why);
-    kvr_unlock(&s->evidence->lock);
+    kvr_lock(&ws->evidence->lock);
+    count_none_locked(ws->evidence, w, why);
+    kvr_unlock(&ws->evidence->lock);
 }
 
 /* ---- requests ------------------------------------------------------------------------------------------------------ */
@@ -266,12 +266,12 @@ static unsigned kind_of(const struct evidence_prompt *a)
     return (a->salt_len ? 1u : 0) | (a->lora_len ? 2u : 0) | (a->asked ? 4u : 0) | (a->made_for ? 8u : 0);
 }
 
-struct evidence_check *evidence_begin(struct workers *s, const struct evidence_prompt *a)
+struct evidence_check *evidence_begin(struct workers *ws, const struct evidence_prompt *a)
 {
     uint32_t bs = a->partition->block_size;
-    if (!s->evidence || !s->ingest || !a->partition->index) return NULL;
+    if (!ws->evidence || !ws->ingest || !a->partition->index) return NULL;
     if (!a->understood) {
-        count_none(s, a->worker, NO_MEMBERS);
+        count_none(ws, a->worker, NO_MEMBERS);
         return NULL;
     }
     struct evidence_check *c = malloc(sizeof *c);
@@ -287,9 +287,9 @@ struct evidence_check *evidence_begin(struct workers *s, const struct evidence_p
     uint64_t seed = kvr_hash_seed(a->lora, a->lora_len, a->salt, a->salt_len);
     if (c->blocks) (void)kvr_hash_locals(a->tokens, c->blocks * bs, bs, false, seed, NULL, 0, c->locals);
     c->watch = (struct watch){.worker = a->worker, .n = c->blocks, .locals = c->locals};
-    if (watches_begin(s->evidence->watches, &c->watch)) return c;
+    if (watches_begin(ws->evidence->watches, &c->watch)) return c;
     free(c);
-    count_none(s, a->worker, NO_BUSY);
+    count_none(ws, a->worker, NO_BUSY);
     return NULL;
 }
 
@@ -316,44 +316,44 @@ static enum reason why_not(const struct evidence_check *c, const struct evidence
     return c->blocks ? REASONS_N : NO_SHORT;
 }
 
-void evidence_answered(struct workers *s, struct evidence_check *c, const struct evidence_answer *a)
+void evidence_answered(struct workers *ws, struct evidence_check *c, const struct evidence_answer *a)
 {
     if (!c) return;
     enum reason why = why_not(c, a);
     struct length_line line = {0};
     c->told = a->usage.has_cached;
     c->cached = a->usage.cached_tokens;
-    kvr_lock(&s->evidence->lock);
-    if (why == REASONS_N && !put_locked(s->evidence, 0, c)) why = NO_BUSY;
-    if (why != REASONS_N) count_none_locked(s->evidence, c->watch.worker, why);
-    if (why == NO_LENGTH) count_length_locked(s->evidence, c->watch.worker, &line);
-    kvr_unlock(&s->evidence->lock);
+    kvr_lock(&ws->evidence->lock);
+    if (why == REASONS_N && !put_locked(ws->evidence, 0, c)) why = NO_BUSY;
+    if (why != REASONS_N) count_none_locked(ws->evidence, c->watch.worker, why);
+    if (why == NO_LENGTH) count_length_locked(ws->evidence, c->watch.worker, &line);
+    kvr_unlock(&ws->evidence->lock);
     if (line.say) tell_length(c, a, line.before);
-    if (why != REASONS_N) drop(s->evidence, c);
+    if (why != REASONS_N) drop(ws->evidence, c);
 }
 
-void evidence_untold(struct workers *s, struct kvr_worker worker)
+void evidence_untold(struct workers *ws, struct kvr_worker worker)
 {
-    if (!s->evidence) return;
-    kvr_lock(&s->evidence->lock);
-    struct rank_evidence *r = rank_of(s->evidence, worker);
+    if (!ws->evidence) return;
+    kvr_lock(&ws->evidence->lock);
+    struct rank_evidence *r = rank_of(ws->evidence, worker);
     if (r) r->untold++;
-    kvr_unlock(&s->evidence->lock);
+    kvr_unlock(&ws->evidence->lock);
 }
 
-void evidence_event(struct workers *s, const struct kvr_event *ev)
+void evidence_event(struct workers *ws, const struct kvr_event *ev)
 {
-    if (s->evidence) watches_event(s->evidence->watches, ev);
+    if (ws->evidence) watches_event(ws->evidence->watches, ev);
 }
 
-void evidence_reset(struct workers *s, struct kvr_worker worker)
+void evidence_reset(struct workers *ws, struct kvr_worker worker)
 {
-    if (!s->evidence) return;
-    watches_reset(s->evidence->watches, worker);
-    kvr_lock(&s->lock); /* nobody waits for the ingest thread under it */
-    struct worker *w = worker_find_locked(s, worker.worker_id);
+    if (!ws->evidence) return;
+    watches_reset(ws->evidence->watches, worker);
+    kvr_lock(&ws->lock); /* nobody waits for the ingest thread under it */
+    struct worker *w = worker_find_locked(ws, worker.worker_id);
     if (w) telling_forget_locked(w, false);
-    kvr_unlock(&s->lock);
+    kvr_unlock(&ws->lock);
 }
 
 /* ---- judging ------------------------------------------------------------------------------------------------------- */
@@ -403,13 +403,13 @@ static const struct window *alarmed(const struct rank_evidence *r)
 }
 
 /* Notes an outcome. Returns: whether the alarm has changed; the text is for the ingest then. */
-static bool judge_locked(struct workers *s, const struct evidence_check *c, enum outcome what, char *text, size_t cap)
+static bool judge_locked(struct workers *ws, const struct evidence_check *c, enum outcome what, char *text, size_t cap)
 {
-    struct rank_evidence *r = rank_of(s->evidence, c->watch.worker);
+    struct rank_evidence *r = rank_of(ws->evidence, c->watch.worker);
     if (!r) return false;
     note(&r->kinds[c->kind], what);
     r->outcomes[what]++;
-    s->evidence->outcomes[what]++;
+    ws->evidence->outcomes[what]++;
     const struct window *why = alarmed(r);
     bool before = r->alarm;
     r->alarm = why != NULL;
@@ -433,11 +433,11 @@ struct statuses {
     size_t n;
 };
 
-static void read_statuses(struct workers *s, struct statuses *st)
+static void read_statuses(struct workers *ws, struct statuses *st)
 {
-    size_t cap = kvr_ingest_status(s->ingest, NULL, 0) + 8;
+    size_t cap = kvr_ingest_status(ws->ingest, NULL, 0) + 8;
     st->list = calloc(cap, sizeof *st->list);
-    st->n = st->list ? KVR_MIN(kvr_ingest_status(s->ingest, st->list, cap), cap) : 0;
+    st->n = st->list ? KVR_MIN(kvr_ingest_status(ws->ingest, st->list, cap), cap) : 0;
 }
 
 static const struct kvr_view_status *status_of(const struct statuses *st, struct kvr_worker w)
@@ -474,11 +474,11 @@ static bool may_be_removed(const struct evidence_check *c, uint64_t view, const 
 
 enum verdict { IS_FINE = FINE, IS_MISSING = MISSING, IS_STALE = STALE, PROVES_NOTHING };
 
-static enum verdict verdict_of(struct workers *s, const struct kvr_view_status *st, const struct evidence_check *c, enum reason *why)
+static enum verdict verdict_of(struct workers *ws, const struct kvr_view_status *st, const struct evidence_check *c, enum reason *why)
 {
     bool seen[BLOCKS_MAX], none;
     size_t have = blocks_in_view(c);
-    uint64_t removed = watches_look(s->evidence->watches, &c->watch, seen);
+    uint64_t removed = watches_look(ws->evidence->watches, &c->watch, seen);
     uint64_t bs = c->partition->block_size, view = KVR_MIN(c->view_tokens, (c->prompt_tokens - 1) / bs * bs); /* it computes at least one */
     bool missing = is_missing(c, have, seen, st->knowledge == KVR_VIEW_PARTIAL, &none);
     if (missing) return IS_MISSING;
@@ -500,14 +500,14 @@ static bool fell_short(const struct evidence_check *c, const struct kvr_view_sta
 
 /* The first block that it had not. When that had really gone and come again, the view was told of a store; when copies that were none kept
  * it there, the engine's store of it was taken for one more. */
-static void doubt_block(struct workers *s, const struct evidence_check *c)
+static void doubt_block(struct workers *ws, const struct evidence_check *c)
 {
     uint64_t names[BLOCKS_MAX];
     bool seen[BLOCKS_MAX];
     size_t at = (size_t)(c->cached / c->partition->block_size);
-    (void)watches_look(s->evidence->watches, &c->watch, seen);
+    (void)watches_look(ws->evidence->watches, &c->watch, seen);
     if (!seen[at] && kvr_index_names(c->partition->index, c->watch.worker, c->locals, at + 1, names) == at + 1)
-        kvr_ingest_doubt_copies(s->ingest, c->watch.worker, &names[at]);
+        kvr_ingest_doubt_copies(ws->ingest, c->watch.worker, &names[at]);
 }
 
 /* What spoke against the view may have been such copies, and is forgotten with them. */
@@ -520,10 +520,10 @@ static void begin_anew_locked(struct evidence *e, struct kvr_worker worker)
 }
 
 /* Is it a view of ours that can be judged? */
-static bool is_judged_locked(struct workers *s, const struct evidence_check *c)
+static bool is_judged_locked(struct workers *ws, const struct evidence_check *c)
 {
-    const struct worker *w = worker_find_locked(s, c->watch.worker.worker_id);
-    return w && w->partition == c->partition && (w->has_events || s->feed || s->durable);
+    const struct worker *w = worker_find_locked(ws, c->watch.worker.worker_id);
+    return w && w->partition == c->partition && (w->has_events || ws->feed || ws->durable);
 }
 
 /* Is what speaks against the view, or against copies in it, looked at once more? */
@@ -547,67 +547,67 @@ static void doubt_tiers(const struct evidence_check *c)
 }
 
 /* Returns: whether the check is over. */
-static bool look(struct workers *s, const struct statuses *st, struct evidence_check *c, int which)
+static bool look(struct workers *ws, const struct statuses *st, struct evidence_check *c, int which)
 {
     char text[160] = ""; /* fits struct kvr_view_status */
     bool over = true, changed = false;
     enum reason why = NO_VIEW;
     if (which == 0) doubt_tiers(c);
     const struct kvr_view_status *view = status_of(st, c->watch.worker);
-    enum verdict verdict = view && view->sound && view->connected ? verdict_of(s, view, c, &why) : PROVES_NOTHING;
-    kvr_lock(&s->lock);
-    kvr_lock(&s->evidence->lock);
-    const struct rank_evidence *r = find_rank(s->evidence, c->watch.worker);
+    enum verdict verdict = view && view->sound && view->connected ? verdict_of(ws, view, c, &why) : PROVES_NOTHING;
+    kvr_lock(&ws->lock);
+    kvr_lock(&ws->evidence->lock);
+    const struct rank_evidence *r = find_rank(ws->evidence, c->watch.worker);
     if (verdict == IS_STALE && !c->trusted && !(r && r->alarm)) { /* the view was not whole when the prompt was sent */
         verdict = PROVES_NOTHING;
         why = NO_VIEW;
     }
-    if (!is_judged_locked(s, c)) {
+    if (!is_judged_locked(ws, c)) {
         why = NO_VIEW;
         verdict = PROVES_NOTHING;
     }
     bool later = looks_again(c, which, verdict, view);
     if (which == 0 && view) c->batches = view->batches;
-    if (later) over = !put_locked(s->evidence, which + 1, c);
-    else if (verdict != PROVES_NOTHING) changed = judge_locked(s, c, (enum outcome)verdict, text, sizeof text);
+    if (later) over = !put_locked(ws->evidence, which + 1, c);
+    else if (verdict != PROVES_NOTHING) changed = judge_locked(ws, c, (enum outcome)verdict, text, sizeof text);
     if (over && (verdict == PROVES_NOTHING || later))
-        count_none_locked(s->evidence, c->watch.worker, verdict == PROVES_NOTHING ? why : NO_BUSY);
+        count_none_locked(ws->evidence, c->watch.worker, verdict == PROVES_NOTHING ? why : NO_BUSY);
     bool unlike = verdict == IS_MISSING && c->made_for[0] && r && r->kinds[c->kind].alarm;
     bool doubt = changed && text[0] && view->unproven_copies;
-    if (doubt) begin_anew_locked(s->evidence, c->watch.worker);
-    kvr_unlock(&s->evidence->lock);
-    kvr_unlock(&s->lock);
-    if (unlike && s->hooks.tokens_doubted) s->hooks.tokens_doubted(s->hooks.ctx, c->made_for);
-    if (which && fell_short(c, view)) doubt_block(s, c);
-    if (doubt) kvr_ingest_doubt_copies(s->ingest, c->watch.worker, NULL);
-    else if (changed) kvr_ingest_set_evidence(s->ingest, c->watch.worker, text);
+    if (doubt) begin_anew_locked(ws->evidence, c->watch.worker);
+    kvr_unlock(&ws->evidence->lock);
+    kvr_unlock(&ws->lock);
+    if (unlike && ws->hooks.tokens_doubted) ws->hooks.tokens_doubted(ws->hooks.ctx, c->made_for);
+    if (which && fell_short(c, view)) doubt_block(ws, c);
+    if (doubt) kvr_ingest_doubt_copies(ws->ingest, c->watch.worker, NULL);
+    else if (changed) kvr_ingest_set_evidence(ws->ingest, c->watch.worker, text);
     return over;
 }
 
-static struct evidence_check *take_due(struct workers *s, int which)
+static struct evidence_check *take_due(struct workers *ws, int which)
 {
-    kvr_lock(&s->evidence->lock);
-    struct queue *q = &s->evidence->looks[which];
+    kvr_lock(&ws->evidence->lock);
+    struct queue *q = &ws->evidence->looks[which];
     struct evidence_check *c = q->first && q->first->due_ms <= now_ms() ? take_first(q) : NULL;
-    kvr_unlock(&s->evidence->lock);
+    kvr_unlock(&ws->evidence->lock);
     return c;
 }
 
-void evidence_tick(struct workers *s)
+void evidence_tick(struct workers *ws)
 {
-    struct evidence *e = s->evidence;
+    struct evidence *e = ws->evidence;
     struct evidence_check *c;
-    if (!e || !s->ingest) return;
-    kvr_lock(&s->evidence->lock);
+    if (!e || !ws->ingest) return;
+    kvr_lock(&ws->evidence->lock);
     bool any = false;
     for (int which = 0; which < LOOKS; which++) any |= e->looks[which].n > 0;
-    kvr_unlock(&s->evidence->lock);
+    kvr_unlock(&ws->evidence->lock);
     if (!any) return;
     struct statuses st = {0};
-    read_statuses(s, &st);
+    read_statuses(ws, &st);
     for (int which = 0; which < LOOKS; which++)
-        for (int i = 0; i < CHECKS_MAX && (c = take_due(s, which)); i++)
-            if (look(s, &st, c, which)) drop(e, c);
+        for (int i = 0; i < CHECKS_MAX && (c = take_due(ws, which)); i++)
+            if (look(ws, &st, c, which)) drop(e, c);
     free(st.list);
 }
 
@@ -615,11 +615,11 @@ void evidence_tick(struct workers *s)
 
 static const char *const outcome_names[OUTCOMES] = {"fine", "missing", "stale"};
 
-void evidence_write(struct workers *s, struct kvr_buf *b, struct kvr_worker worker)
+void evidence_write(struct workers *ws, struct kvr_buf *b, struct kvr_worker worker)
 {
     struct rank_evidence none = {0}, *r = NULL;
-    if (s->evidence) kvr_lock(&s->evidence->lock);
-    if (s->evidence) r = find_rank(s->evidence, worker);
+    if (ws->evidence) kvr_lock(&ws->evidence->lock);
+    if (ws->evidence) r = find_rank(ws->evidence, worker);
     if (!r) r = &none;
     kvr_json_key(b, "evidence");
     kvr_json_open(b, '{');
@@ -628,7 +628,7 @@ void evidence_write(struct workers *s, struct kvr_buf *b, struct kvr_worker work
     kvr_json_put_u64(b, "length", r->lengths);
     kvr_json_put_u64(b, "untold", r->untold);
     kvr_json_close(b, '}');
-    if (s->evidence) kvr_unlock(&s->evidence->lock);
+    if (ws->evidence) kvr_unlock(&ws->evidence->lock);
 }
 
 struct length_row {
@@ -646,21 +646,21 @@ static bool length_of(struct evidence *e, size_t at, struct length_row *out)
     return is;
 }
 
-void evidence_metrics(struct workers *s, struct kvr_prom_page *b)
+void evidence_metrics(struct workers *ws, struct kvr_prom_page *b)
 {
 #define REASON_TEXT(name, text) text,
     static const char *const reasons[] = {REASONS(REASON_TEXT)};
 #undef REASON_TEXT
-    struct evidence *e = s->evidence;
+    struct evidence *e = ws->evidence;
     if (!e) return;
     kvr_prom_family(b, "kvroute_", "view_evidence_total", "counter", "Answers by what they say of the rank's view");
-    kvr_lock(&s->evidence->lock);
+    kvr_lock(&ws->evidence->lock);
     for (int i = 0; i < OUTCOMES; i++)
         kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_TEXT("outcome", outcome_names[i]), KVR_PROM_TEXT("reason", "")), e->outcomes[i]);
     for (int i = 0; i < REASONS_N; i++)
         kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_TEXT("outcome", "none"), KVR_PROM_TEXT("reason", reasons[i])), e->none[i]);
     kvr_prom_family(b, "kvroute_", "prompt_length_differs_total", "counter", "Answers that count other prompt tokens than were hashed");
-    kvr_unlock(&s->evidence->lock);
+    kvr_unlock(&ws->evidence->lock);
     struct length_row row;
     for (size_t i = 0; length_of(e, i, &row); i++)
         kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_RANK(row.worker.worker_id, row.worker.dp_rank)), row.lengths);

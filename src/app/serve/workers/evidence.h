@@ -33,18 +33,18 @@ struct evidence_check;
 struct evidence *evidence_create(void);
 void evidence_destroy(struct evidence *e);
 /* What will be looked at when it is answered; NULL: nothing. Any data loop, after the choice and before it is sent. */
-struct evidence_check *evidence_begin(struct workers *s, const struct evidence_prompt *a);
+struct evidence_check *evidence_begin(struct workers *ws, const struct evidence_prompt *a);
 /* The answer has ended. Takes the check; NULL is fine. */
-void evidence_answered(struct workers *s, struct evidence_check *c, const struct evidence_answer *a);
+void evidence_answered(struct workers *ws, struct evidence_check *c, const struct evidence_answer *a);
 /* The ingest thread: an event came; a view was dropped. */
-void evidence_event(struct workers *s, const struct kvr_event *ev);
-void evidence_reset(struct workers *s, struct kvr_worker worker);
-void evidence_tick(struct workers *s); /* main loop */
+void evidence_event(struct workers *ws, const struct kvr_event *ev);
+void evidence_reset(struct workers *ws, struct kvr_worker worker);
+void evidence_tick(struct workers *ws); /* main loop */
 /* An answer of a rank whose view is whole had more cached than all tiers were said to have. Any thread. */
-void evidence_untold(struct workers *s, struct kvr_worker worker);
-void evidence_forget(struct workers *s, const struct worker *w);
+void evidence_untold(struct workers *ws, struct kvr_worker worker);
+void evidence_forget(struct workers *ws, const struct worker *w);
 /* A member `evidence`: how much there was of a rank. */
-void evidence_write(struct workers *s, struct kvr_buf *b, struct kvr_worker worker);
-void evidence_metrics(struct workers *s, struct kvr_prom_page *out);
+void evidence_write(struct workers *ws, struct kvr_buf *b, struct kvr_worker worker);
+void evidence_metrics(struct workers *ws, struct kvr_prom_page *out);
 
 #endif

@@ -3,11 +3,12 @@
  * Active health checks, on the main loop: GET /health of every worker each interval, and GET /v1/models of those that
  * are up. A worker that refuses connections to a request is checked at once.
  */
-#include "app/serve/workers/room.h"
 #include "app/serve/workers/health.h"
-#include "app/serve/workers/worker_key.h"
 
 #include <string.h>
+
+#include "app/serve/workers/room.h"
+#include "app/serve/workers/worker_key.h"
 
 enum { MODELS_BODY_MAX = 1 << 20, URGENT_MAX = 256 };
 
@@ -50,7 +51,7 @@ void health_destroy(struct health_checks *h)
     free(h);
 }
 
-static struct check *check_start(struct workers *s, uint64_t id, const struct kvr_endpoint *e, const char *key, bool models);
+static struct check *check_start(struct workers *ws, uint64_t id, const struct kvr_endpoint *e, const char *key, bool models);
 
 static void on_check_closed(uv_handle_t *h)
 {
@@ -113,10 +114,10 @@ static void note_left_out(const struct check *k, const struct listed *l)
 
 static void read_models(struct check *k)
 {
-    struct workers *s = k->workers;
+    struct workers *ws = k->workers;
     struct kvr_json root;
-    if (k->cut || kvr_json_parse(s->process->json, k->body.data ? k->body.data : "", k->body.len, &root, NULL)) {
-        worker_models_note(s, k->id, k->cut ? "the answer is longer than 1 MiB and is not read" : "the answer is not JSON");
+    if (k->cut || kvr_json_parse(ws->process->json, k->body.data ? k->body.data : "", k->body.len, &root, NULL)) {
+        worker_models_note(ws, k->id, k->cut ? "the answer is longer than 1 MiB and is not read" : "the answer is not JSON");
         return;
     }
     struct listed out = {.list = malloc(MODELS_MAX * sizeof *out.list)};
@@ -124,7 +125,7 @@ static void read_models(struct check *k)
     kvr_json_each(kvr_json_get(root, "data"), add_model, &out);
     if (out.n < out.all) note_left_out(k, &out);
     struct model_entry *fitted = realloc(out.list, (out.n + 1) * sizeof *fitted);
-    worker_set_models(s, k->id, fitted ? fitted : out.list, out.n);
+    worker_set_models(ws, k->id, fitted ? fitted : out.list, out.n);
 }
 
 static void on_head(struct kvr_http_call *call, void *ctx, int status, const struct kvr_headers *h, int64_t length)
@@ -204,12 +205,12 @@ static void on_timeout(uv_timer_t *t)
 static const struct kvr_http_call_handler check_handler = {on_head, on_body, on_done, on_failed};
 
 /* NULL: out of memory. */
-static struct check *check_start(struct workers *s, uint64_t id, const struct kvr_endpoint *e, const char *key, bool models)
+static struct check *check_start(struct workers *ws, uint64_t id, const struct kvr_endpoint *e, const char *key, bool models)
 {
     struct kvr_buf head = {0};
     struct check *k = calloc(1, sizeof *k);
     if (!k) return NULL;
-    k->workers = s;
+    k->workers = ws;
     k->id = id;
     k->endpoint = *e;
     k->models = models;
@@ -220,36 +221,36 @@ static struct check *check_start(struct workers *s, uint64_t id, const struct kv
     struct kvr_http_call_config cc = {.endpoint = e,
                                       .head = head.data,
                                       .head_len = head.len,
-                                      .connect_timeout_s = s->o->connect_timeout,
+                                      .connect_timeout_s = ws->o->connect_timeout,
                                       .handler = &check_handler,
                                       .ctx = k};
-    uv_timer_init(&s->process->main_loop, &k->timeout);
+    uv_timer_init(&ws->process->main_loop, &k->timeout);
     k->timeout.data = k;
-    k->next = s->health_checks->checks;
-    s->health_checks->checks = k;
-    k->call = head.failed ? NULL : kvr_http_call_start(s->process->client, &cc);
+    k->next = ws->health_checks->checks;
+    ws->health_checks->checks = k;
+    k->call = head.failed ? NULL : kvr_http_call_start(ws->process->client, &cc);
     kvr_buf_free(&head);
     if (!k->call) {
         check_end(k);
         return NULL;
     }
-    uv_timer_start(&k->timeout, on_timeout, (uint64_t)(KVR_MAX(s->o->health_interval, 1.0) * 1000), 0);
+    uv_timer_start(&k->timeout, on_timeout, (uint64_t)(KVR_MAX(ws->o->health_interval, 1.0) * 1000), 0);
     return k;
 }
 
-bool health_ask_models(struct workers *s, uint64_t worker_id, void (*over)(void *ctx), void *ctx)
+bool health_ask_models(struct workers *ws, uint64_t worker_id, void (*over)(void *ctx), void *ctx)
 {
-    kvr_lock(&s->lock);
-    const struct worker *w = worker_find_locked(s, worker_id);
-    kvr_unlock(&s->lock);
-    struct check *k = w ? check_start(s, worker_id, &w->endpoint, w->api_key, true) : NULL;
+    kvr_lock(&ws->lock);
+    const struct worker *w = worker_find_locked(ws, worker_id);
+    kvr_unlock(&ws->lock);
+    struct check *k = w ? check_start(ws, worker_id, &w->endpoint, w->api_key, true) : NULL;
     if (!k) return false;
     k->over = over;
     k->ctx = ctx;
     return true;
 }
 
-static void check_all(struct workers *s, const uint64_t *only, size_t only_n)
+static void check_all(struct workers *ws, const uint64_t *only, size_t only_n)
 {
     struct target {
         uint64_t id;
@@ -257,8 +258,8 @@ static void check_all(struct workers *s, const uint64_t *only, size_t only_n)
         char key[API_KEY_MAX];
     } * t;
     size_t n = 0;
-    t = calloc(s->workers_n + 1, sizeof *t);
-    for (const struct worker *w = s->workers; w && t; w = w->next) {
+    t = calloc(ws->workers_n + 1, sizeof *t);
+    for (const struct worker *w = ws->workers; w && t; w = w->next) {
         bool wanted = !only;
         for (size_t i = 0; i < only_n; i++) wanted |= only[i] == w->id;
         if (!wanted || w->unreachable) continue;
@@ -266,37 +267,37 @@ static void check_all(struct workers *s, const uint64_t *only, size_t only_n)
         memcpy(t[n].key, w->api_key, sizeof t[n].key);
         t[n++].endpoint = w->endpoint;
     }
-    for (size_t i = 0; i < n; i++) check_start(s, t[i].id, &t[i].endpoint, t[i].key, false);
+    for (size_t i = 0; i < n; i++) check_start(ws, t[i].id, &t[i].endpoint, t[i].key, false);
     free(t);
 }
 
 /* Of all workers, so also of those that are to be looked at at once. */
 static void on_interval(uv_timer_t *t)
 {
-    struct workers *s = t->data;
-    struct health_checks *h = s->health_checks;
+    struct workers *ws = t->data;
+    struct health_checks *h = ws->health_checks;
     kvr_lock(&h->lock);
     h->n = 0;
     kvr_unlock(&h->lock);
-    check_all(s, NULL, 0);
+    check_all(ws, NULL, 0);
 }
 
 static void on_urgent(uv_async_t *a)
 {
-    struct workers *s = a->data;
-    struct health_checks *h = s->health_checks;
+    struct workers *ws = a->data;
+    struct health_checks *h = ws->health_checks;
     uint64_t ids[URGENT_MAX];
     kvr_lock(&h->lock);
     size_t n = h->n;
     memcpy(ids, h->ids, n * sizeof *ids);
     h->n = 0;
     kvr_unlock(&h->lock);
-    if (n) check_all(s, ids, n);
+    if (n) check_all(ws, ids, n);
 }
 
-void health_check_now(struct workers *s, uint64_t id)
+void health_check_now(struct workers *ws, uint64_t id)
 {
-    struct health_checks *h = s->health_checks;
+    struct health_checks *h = ws->health_checks;
     kvr_lock(&h->lock);
     bool listed = h->n == URGENT_MAX; /* then the interval will do */
     for (size_t i = 0; i < h->n; i++) listed |= h->ids[i] == id;
@@ -305,24 +306,24 @@ void health_check_now(struct workers *s, uint64_t id)
     kvr_unlock(&h->lock);
 }
 
-int health_start(struct workers *s)
+int health_start(struct workers *ws)
 {
-    struct health_checks *h = s->health_checks;
-    int rc = kvr_http_client_create(&s->process->main_loop, 3, &s->process->client);
+    struct health_checks *h = ws->health_checks;
+    int rc = kvr_http_client_create(&ws->process->main_loop, 3, &ws->process->client);
     if (rc) return rc;
-    uv_timer_init(&s->process->main_loop, &h->timer);
-    uv_async_init(&s->process->main_loop, &h->urgent, on_urgent);
-    h->timer.data = h->urgent.data = s;
+    uv_timer_init(&ws->process->main_loop, &h->timer);
+    uv_async_init(&ws->process->main_loop, &h->urgent, on_urgent);
+    h->timer.data = h->urgent.data = ws;
     kvr_lock(&h->lock);
     h->running = true;
     kvr_unlock(&h->lock);
-    uv_timer_start(&h->timer, on_interval, 0, (uint64_t)(s->o->health_interval * 1000) + 1);
+    uv_timer_start(&h->timer, on_interval, 0, (uint64_t)(ws->o->health_interval * 1000) + 1);
     return 0;
 }
 
-void health_stop(struct workers *s)
+void health_stop(struct workers *ws)
 {
-    struct health_checks *h = s->health_checks;
+    struct health_checks *h = ws->health_checks;
     kvr_lock(&h->lock);
     bool was = h->running;
     h->running = false;
@@ -336,5 +337,5 @@ void health_stop(struct workers *s)
         k->call = NULL;
         check_end(k);
     }
-    kvr_http_client_close(s->process->client);
+    kvr_http_client_close(ws->process->client);
 }

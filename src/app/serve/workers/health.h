@@ -11,11 +11,11 @@ struct health_checks;
 
 struct health_checks *health_create(void); /* NULL: out of memory */
 void health_destroy(struct health_checks *h);
-int health_start(struct workers *s);
-void health_check_now(struct workers *s, uint64_t worker_id); /* any thread */
+int health_start(struct workers *ws);
+void health_check_now(struct workers *ws, uint64_t worker_id); /* any thread */
 /* Asks a worker for its models now. Main loop; calls `over` when they are known, or are not to be had. Returns: false when nobody is asked,
  * and `over` is not called. */
-bool health_ask_models(struct workers *s, uint64_t worker_id, void (*over)(void *ctx), void *ctx);
-void health_stop(struct workers *s); /* calls `over` of what is under way */
+bool health_ask_models(struct workers *ws, uint64_t worker_id, void (*over)(void *ctx), void *ctx);
+void health_stop(struct workers *ws); /* calls `over` of what is under way */
 
 #endif

@@ -10,13 +10,13 @@
  *
  * Threads: any. A lock of its own, a leaf; the roster says which model is known, before it is taken.
  */
-#include "app/serve/workers/room.h"
+#include "app/serve/workers/labels.h"
 
 #include <string.h>
 
-#include "wire/prom_page.h"
-#include "app/serve/workers/labels.h"
+#include "app/serve/workers/room.h"
 #include "app/serve/workers/roster.h"
+#include "wire/prom_page.h"
 
 enum { SERIES_MAX = 64 };
 
@@ -112,21 +112,21 @@ static enum status_class class_of(int status)
 }
 
 /* Of requests that name no model: what the worker serves. */
-static void name_of(struct workers *s, uint64_t id, char name[MODEL_MAX])
+static void name_of(struct workers *ws, uint64_t id, char name[MODEL_MAX])
 {
-    kvr_lock(&s->lock);
-    const struct worker *w = worker_find_locked(s, id);
-    snprintf(name, MODEL_MAX, "%s", w ? worker_model(s, w) : "other");
-    kvr_unlock(&s->lock);
+    kvr_lock(&ws->lock);
+    const struct worker *w = worker_find_locked(ws, id);
+    snprintf(name, MODEL_MAX, "%s", w ? worker_model(ws, w) : "other");
+    kvr_unlock(&ws->lock);
 }
 
 /* A model has its name when the worker is known to serve it, by its entry or its engine's list: not by what clients say. */
-static void label_of(struct workers *s, const uint64_t *id, const char *model, char name[MODEL_MAX])
+static void label_of(struct workers *ws, const uint64_t *id, const char *model, char name[MODEL_MAX])
 {
     snprintf(name, MODEL_MAX, "other");
-    if (id && !model[0]) name_of(s, *id, name);
+    if (id && !model[0]) name_of(ws, *id, name);
     if (!model[0]) return;
-    const struct roster_row *row = roster_hold(s, model);
+    const struct roster_row *row = roster_hold(ws, model);
     if (row && (id ? roster_knows(row, *id) : row->knowers_n > 0)) snprintf(name, MODEL_MAX, "%s", model);
     roster_let_go(row);
 }
@@ -152,10 +152,10 @@ static struct series **list_of(struct labels *l, const uint64_t *id)
     return k ? &k->first : &l->none;
 }
 
-static struct series *find_locked(struct workers *s, const uint64_t *id, const char *label)
+static struct series *find_locked(struct workers *ws, const uint64_t *id, const char *label)
 {
-    struct series *found = series_of(list_of(s->labels, id), label);
-    if (!found) atomic_fetch_add_explicit(&s->counters.uncounted_total, 1, memory_order_relaxed);
+    struct series *found = series_of(list_of(ws->labels, id), label);
+    if (!found) atomic_fetch_add_explicit(&ws->counters.uncounted_total, 1, memory_order_relaxed);
     return found;
 }
 
@@ -178,28 +178,28 @@ static void add_tokens(struct label_tokens *to, const struct label_tokens *more)
 }
 
 /* Adds to the series of a request; w NULL: no worker had it. A worker that was replaced meanwhile has its successor's. */
-static void count(struct workers *s, const struct worker *w, const char *model, const struct series *more)
+static void count(struct workers *ws, const struct worker *w, const char *model, const struct series *more)
 {
     char label[MODEL_MAX];
-    const uint64_t *id = w && is_registered(s->labels, w->id) ? &w->id : NULL;
-    label_of(s, id, model, label);
-    kvr_lock(&s->labels->lock);
-    struct series *k = find_locked(s, id, label);
+    const uint64_t *id = w && is_registered(ws->labels, w->id) ? &w->id : NULL;
+    label_of(ws, id, model, label);
+    kvr_lock(&ws->labels->lock);
+    struct series *k = find_locked(ws, id, label);
     for (int c = 0; c < CLASSES && k; c++) k->requests[c] += more->requests[c];
     if (k) add_tokens(&k->tokens, &more->tokens);
-    kvr_unlock(&s->labels->lock);
+    kvr_unlock(&ws->labels->lock);
 }
 
-void labels_request(struct workers *s, const struct worker *w, const char *model, int status)
+void labels_request(struct workers *ws, const struct worker *w, const char *model, int status)
 {
     struct series one = {0};
     one.requests[class_of(status)] = 1;
-    count(s, w, model, &one);
+    count(ws, w, model, &one);
 }
 
-void labels_tokens(struct workers *s, const struct worker *w, const char *model, const struct label_tokens *more)
+void labels_tokens(struct workers *ws, const struct worker *w, const char *model, const struct label_tokens *more)
 {
-    count(s, w, model, &(struct series){.tokens = *more});
+    count(ws, w, model, &(struct series){.tokens = *more});
 }
 
 /* ---- writing ------------------------------------------------------------------------------------------------ */
@@ -244,7 +244,7 @@ static void put_list(struct labels *l, struct kvr_prom_page *b, const struct wor
     kvr_unlock(&l->lock);
 }
 
-void labels_metrics(struct workers *s, struct kvr_prom_page *b)
+void labels_metrics(struct workers *ws, struct kvr_prom_page *b)
 {
     static const struct {
         const char *name, *help;
@@ -262,11 +262,11 @@ void labels_metrics(struct workers *s, struct kvr_prom_page *b)
         {"output_tokens_total", "Tokens of answers: as usage counts them, else one for each stream event",
          offsetof(struct series, tokens.output)},
     };
-    const struct roster_row *all = roster_hold(s, "");
+    const struct roster_row *all = roster_hold(ws, "");
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) {
         kvr_prom_family(b, "kvroute_", rows[i].name, "counter", rows[i].help);
-        put_list(s->labels, b, NULL, rows[i].at);
-        for (size_t k = 0; all && k < all->servers_n; k++) put_list(s->labels, b, all->servers[k].worker, rows[i].at);
+        put_list(ws->labels, b, NULL, rows[i].at);
+        for (size_t k = 0; all && k < all->servers_n; k++) put_list(ws->labels, b, all->servers[k].worker, rows[i].at);
     }
     roster_let_go(all);
     if (!all) b->out->failed = true;

@@ -19,14 +19,14 @@ void labels_destroy(struct labels *l);
 bool labels_register(struct labels *l, uint64_t worker_id);
 void labels_forget(struct labels *l, uint64_t worker_id);
 /* w NULL: no worker had it. model "": the request names none. */
-void labels_request(struct workers *s, const struct worker *w, const char *model, int status);
+void labels_request(struct workers *ws, const struct worker *w, const char *model, int status);
 /* Tokens that are added to the series of a model and a worker. */
 struct label_tokens {
     uint64_t predicted, actual, prompt; /* of answers that told of cached tokens: cached by prediction, cached, all of the prompt */
     uint64_t computed;                  /* of these: whole blocks that were computed */
     uint64_t input, output;             /* of every answer */
 };
-void labels_tokens(struct workers *s, const struct worker *w, const char *model, const struct label_tokens *more);
-void labels_metrics(struct workers *s, struct kvr_prom_page *out);
+void labels_tokens(struct workers *ws, const struct worker *w, const char *model, const struct label_tokens *more);
+void labels_metrics(struct workers *ws, struct kvr_prom_page *out);
 
 #endif

@@ -16,14 +16,15 @@
  * be, and what it says of it shows that it reads the header, and how it counts. SGLang's own word is taken. Else the worker has one
  * place, its requests name no rank, and no events are followed, as nobody can tell whose cache a request will meet.
  */
+#include "app/serve/workers/learn.h"
+
 #include <stdarg.h>
 #include <string.h>
 
-#include "app/serve/workers/room.h"
-#include "base/log.h"
 #include "app/serve/common/clock.h"
-#include "app/serve/workers/learn.h"
+#include "app/serve/workers/room.h"
 #include "app/serve/workers/roster.h"
+#include "base/log.h"
 
 /* ---- notes -------------------------------------------------------------------------------------------------------- */
 
@@ -70,9 +71,9 @@ static void learn_sizes(struct worker *w, const struct kvr_engine_facts *f)
 }
 
 /* Requests go to the workers of one size. */
-static void note_other_size_locked(const struct workers *s, struct worker *w)
+static void note_other_size_locked(const struct workers *ws, struct worker *w)
 {
-    for (const struct worker *o = s->workers; o; o = o->next)
+    for (const struct worker *o = ws->workers; o; o = o->next)
         if (o->id != w->id && o->block_size_known && o->block_size != w->block_size && !strcmp(o->model, w->model) &&
             !strcmp(o->group, w->group)) {
             note(&w->learnt, "its block size is %u, that of worker %llu is %u: requests go to the workers of the size that most have",
@@ -213,7 +214,7 @@ static void describe(struct worker *w, const struct kvr_engine_facts *f)
     kvr_buf_free(&b);
 }
 
-static void apply(const struct workers *s, struct worker *w, const struct kvr_engine_facts *f)
+static void apply(const struct workers *ws, struct worker *w, const struct kvr_engine_facts *f)
 {
     struct learnt *l = &w->learnt;
     l->notes_n = 0;
@@ -223,7 +224,7 @@ static void apply(const struct workers *s, struct worker *w, const struct kvr_en
     learn_sizes(w, f);
     learn_ranks(w, f);
     learn_role(w, f);
-    if (learns_events(s)) {
+    if (learns_events(ws)) {
         learn_endpoints(w, f);
         note_events(w, f);
     }
@@ -259,62 +260,62 @@ struct change {
 };
 
 /* Returns: whether the worker has to be added anew with what is in k->now. */
-static bool work_out_locked(struct workers *s, struct worker *w, const struct kvr_engine_facts *f, struct change *k)
+static bool work_out_locked(struct workers *ws, struct worker *w, const struct kvr_engine_facts *f, struct change *k)
 {
     struct worker *now = &k->now.w;
     worker_copy_locked(&k->before, w);
     worker_copy_locked(&k->now, w);
     if (f) {
-        apply(s, now, f);
-        note_other_size_locked(s, now);
+        apply(ws, now, f);
+        note_other_size_locked(ws, now);
     } else {
         now->learnt.waits = false;
-        if (!now->learnt.answered && !now->learnt.notes_n && learns_events(s) && !now->has_events && now->health == HEALTH_UP)
+        if (!now->learnt.answered && !now->learnt.notes_n && learns_events(ws) && !now->has_events && now->health == HEALTH_UP)
             note_unknown_events(now);
         if (!now->learnt.answered) now->misplaced = false; /* it is met where most are */
         if (!now->learnt.due_ms) now->learnt.due_ms = now_ms() + LEARN_AGAIN_MS;
     }
     bool anew = needs_adding(&k->before.w, now);
-    if (!anew && w->learnt.facts.engine != now->learnt.facts.engine) roster_outdate_locked(s); /* it says who is an SGLang */
+    if (!anew && w->learnt.facts.engine != now->learnt.facts.engine) roster_outdate_locked(ws); /* it says who is an SGLang */
     if (!anew) keep_locked(w, now);
     return anew;
 }
 
-static void add_anew(struct workers *s, struct worker *now)
+static void add_anew(struct workers *ws, struct worker *now)
 {
     char err[256];
-    if (worker_add(s, now, err, sizeof err) == 0) return;
-    kvr_lock(&s->lock);
-    struct worker *w = worker_find_locked(s, now->id);
+    if (worker_add(ws, now, err, sizeof err) == 0) return;
+    kvr_lock(&ws->lock);
+    struct worker *w = worker_find_locked(ws, now->id);
     note(&now->learnt, "the worker cannot be used with its engine's settings: %.200s", err);
     now->learnt.waits = false;
     if (w) w->learnt = now->learnt;
-    kvr_unlock(&s->lock);
+    kvr_unlock(&ws->lock);
 }
 
 /* Nobody else changes the table: all who do run on the main loop. Without memory the engine is asked again. */
-static void change(struct workers *s, uint64_t id, const struct kvr_engine_facts *f)
+static void change(struct workers *ws, uint64_t id, const struct kvr_engine_facts *f)
 {
     struct change *k = malloc(sizeof *k);
-    kvr_lock(&s->lock);
-    struct worker *w = worker_find_locked(s, id);
+    kvr_lock(&ws->lock);
+    struct worker *w = worker_find_locked(ws, id);
     if (w && !k) w->learnt.due_ms = now_ms() + LEARN_AGAIN_MS;
-    bool anew = w && k && work_out_locked(s, w, f, k);
-    kvr_unlock(&s->lock);
+    bool anew = w && k && work_out_locked(ws, w, f, k);
+    kvr_unlock(&ws->lock);
     if (w && k) {
         k->now.w.learns = true;
-        if (anew) add_anew(s, &k->now.w);
+        if (anew) add_anew(ws, &k->now.w);
         tell_new(&k->now.w, &k->before.w.learnt);
     }
     free(k);
 }
 
-void learn(struct workers *s, uint64_t id, const struct kvr_engine_facts *f)
+void learn(struct workers *ws, uint64_t id, const struct kvr_engine_facts *f)
 {
-    change(s, id, f);
+    change(ws, id, f);
 }
 
-void learn_nothing(struct workers *s, uint64_t id)
+void learn_nothing(struct workers *ws, uint64_t id)
 {
-    change(s, id, NULL);
+    change(ws, id, NULL);
 }

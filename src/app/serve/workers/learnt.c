@@ -5,39 +5,39 @@
 
 #include <string.h>
 
-#include "base/log.h"
 #include "app/serve/common/clock.h"
 #include "app/serve/workers/learn.h"
+#include "base/log.h"
 
-bool learns_events(const struct workers *s)
+bool learns_events(const struct workers *ws)
 {
-    return s->ingest && s->o->plane.plane == KVR_PLANE_ZMQ;
+    return ws->ingest && ws->o->plane.plane == KVR_PLANE_ZMQ;
 }
 
-bool learns(const struct workers *s, const struct worker *w)
+bool learns(const struct workers *ws, const struct worker *w)
 {
-    return s->o->ask_engines && !s->o->select_only && w->url[0];
+    return ws->o->ask_engines && !ws->o->select_only && w->url[0];
 }
 
-uint32_t worker_block_size(const struct workers *s, const struct worker *w)
+uint32_t worker_block_size(const struct workers *ws, const struct worker *w)
 {
-    for (const struct worker *o = s->workers; o; o = o->next)
+    for (const struct worker *o = ws->workers; o; o = o->next)
         if (o->id != w->id && o->block_size_known && !strcmp(o->model, w->model) && !strcmp(o->group, w->group)) return o->block_size;
-    return s->o->block_size ? (uint32_t)s->o->block_size : BLOCK_SIZE_DEFAULT;
+    return ws->o->block_size ? (uint32_t)ws->o->block_size : BLOCK_SIZE_DEFAULT;
 }
 
-void learn_begin(const struct workers *s, struct worker *w)
+void learn_begin(const struct workers *ws, struct worker *w)
 {
     w->learnt = (struct learnt){.since_ms = now_ms()};
     w->misplaced = false;
-    if (!learns(s, w) && learns_events(s) && !w->has_events)
+    if (!learns(ws, w) && learns_events(ws) && !w->has_events)
         kvr_log_warning_of(kvr_log_key(w->id, 0, "events"),
                            "kvroute: worker %llu (%.200s): no KV events endpoint is given, so its requests are routed by load",
                            (unsigned long long)w->id, w->url);
-    if (!learns(s, w)) return;
+    if (!learns(ws, w)) return;
     w->learnt.due_ms = 1;
     w->misplaced = w->role == ROLE_PREFILL && w->kv_protocol == KVR_KV_SGLANG && !w->given.bootstrap;
-    w->learnt.waits = learns_events(s) && (!w->given.block_size || !w->given.events);
+    w->learnt.waits = learns_events(ws) && (!w->given.block_size || !w->given.events);
 }
 
 void learnt_write(struct kvr_buf *b, const struct worker *w)

@@ -8,15 +8,15 @@
 #include "app/serve/common/page.h"
 #include "app/serve/workers/evidence.h"
 #include "app/serve/workers/labels.h"
+#include "app/serve/workers/model_counts.h"
 #include "app/serve/workers/roster.h"
 #include "app/serve/workers/views.h"
-#include "app/serve/workers/model_counts.h"
 
 /* The pairs that name a partition: those of its scope, and the number that tells partitions of a scope apart. */
 #define SCOPE_OF(p) KVR_PROM_TEXT("model", (p)->model), KVR_PROM_TEXT("routing_group", (p)->group)
 #define SIZE_OF(p)  KVR_PROM_NUMBER("block_size", (p)->block_size)
 
-static void put_index(struct workers *s, struct kvr_prom_page *b)
+static void put_index(struct workers *ws, struct kvr_prom_page *b)
 {
     static const struct {
         const char *name, *type, *help;
@@ -41,10 +41,10 @@ static void put_index(struct workers *s, struct kvr_prom_page *b)
         {"index_pruned_total", "counter", "Predicted pairs dropped by size", offsetof(struct kvr_index_stats, pruned)},
     };
     struct kvr_index_stats st;
-    put_gauge(b, "index_bytes_max", "Cap on the memory of each index; 0: none", (double)s->o->index_max_bytes);
+    put_gauge(b, "index_bytes_max", "Cap on the memory of each index; 0: none", (double)ws->o->index_max_bytes);
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) {
         put_family(b, rows[i].name, rows[i].type, rows[i].help);
-        for (const struct partition *p = s->partitions; p; p = p->next) {
+        for (const struct partition *p = ws->partitions; p; p = p->next) {
             if (!p->index) continue;
             kvr_index_stats(p->index, &st);
             kvr_prom_put_u64(b, KVR_PROM_PAIRS(SCOPE_OF(p), SIZE_OF(p)), *(uint64_t *)(void *)((char *)&st + rows[i].at));
@@ -56,61 +56,61 @@ static void put_index(struct workers *s, struct kvr_prom_page *b)
 #define WORKER_OF(w) KVR_PROM_NUMBER("worker_id", (w)->id), ROLE_OF(w)
 
 /* Why a worker may be chosen or not; what clients got of it is in requests_total. */
-static void put_standing(struct workers *s, struct kvr_prom_page *b)
+static void put_standing(struct workers *ws, struct kvr_prom_page *b)
 {
     static const char *const healths[] = {"unknown", "up", "down"};
     uint64_t now = now_ms();
     put_family(b, "worker_health", "gauge", "1 for what the last health check said of a worker: unknown (none yet), up, down");
-    for (const struct worker *w = s->workers; w; w = w->next)
+    for (const struct worker *w = ws->workers; w; w = w->next)
         for (int k = HEALTH_UNKNOWN; k <= HEALTH_DOWN; k++)
             kvr_prom_put_u64(b, KVR_PROM_PAIRS(WORKER_OF(w), KVR_PROM_TEXT("state", healths[k])), (int)atomic_load(&w->health) == k);
     put_family(b, "worker_breaker_open", "gauge", "1 while a worker is left out for --breaker-cooldown, after failures in a row");
-    for (const struct worker *w = s->workers; w; w = w->next)
+    for (const struct worker *w = ws->workers; w; w = w->next)
         kvr_prom_put_u64(b, KVR_PROM_PAIRS(WORKER_OF(w)), atomic_load(&w->open_until_ms) > now);
     put_family(b, "worker_errors_total", "counter", "Requests that a worker has failed: refused, reset, cut off, 502 to 504");
-    for (const struct worker *w = s->workers; w; w = w->next) {
-        workers_lock(s);
+    for (const struct worker *w = ws->workers; w; w = w->next) {
+        workers_lock(ws);
         uint64_t errors = w->errors;
-        workers_unlock(s);
+        workers_unlock(ws);
         kvr_prom_put_u64(b, KVR_PROM_PAIRS(WORKER_OF(w)), errors);
     }
     put_family(b, "worker_info", "gauge", "1, with the model of a worker; for joins by worker_id");
-    for (const struct worker *w = s->workers; w; w = w->next) {
+    for (const struct worker *w = ws->workers; w; w = w->next) {
         char model[MODEL_MAX];
-        workers_lock(s);
-        snprintf(model, sizeof model, "%s", worker_model(s, w));
-        workers_unlock(s);
+        workers_lock(ws);
+        snprintf(model, sizeof model, "%s", worker_model(ws, w));
+        workers_unlock(ws);
         kvr_prom_put_u64(b, KVR_PROM_PAIRS(WORKER_OF(w), KVR_PROM_TEXT("model", model)), 1);
     }
 }
 
-static void put_workers(struct workers *s, struct kvr_prom_page *b)
+static void put_workers(struct workers *ws, struct kvr_prom_page *b)
 {
     put_family(b, "worker_registered", "gauge", "1 for each rank of a registered worker");
-    for (const struct worker *w = s->workers; w; w = w->next)
+    for (const struct worker *w = ws->workers; w; w = w->next)
         for (uint32_t r = 0; r < w->dp_size; r++) kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_RANK(w->id, w->dp_start + r), ROLE_OF(w)), 1);
     put_family(b, "worker_up", "gauge", "1 when a worker may be chosen");
-    for (const struct worker *w = s->workers; w; w = w->next)
+    for (const struct worker *w = ws->workers; w; w = w->next)
         kvr_prom_put_u64(b, KVR_PROM_PAIRS(WORKER_OF(w)), worker_is_schedulable(w, now_ms()));
     put_family(b, "worker_draining", "gauge", "1 while a worker gets no new requests because somebody said so");
-    for (const struct worker *w = s->workers; w; w = w->next) kvr_prom_put_u64(b, KVR_PROM_PAIRS(WORKER_OF(w)), w->draining);
-    put_standing(s, b);
+    for (const struct worker *w = ws->workers; w; w = w->next) kvr_prom_put_u64(b, KVR_PROM_PAIRS(WORKER_OF(w)), w->draining);
+    put_standing(ws, b);
     put_family(b, "worker_requests_total", "counter", "Requests sent to a worker");
-    for (const struct worker *w = s->workers; w; w = w->next) {
-        workers_lock(s);
+    for (const struct worker *w = ws->workers; w; w = w->next) {
+        workers_lock(ws);
         uint64_t requests = w->requests;
-        workers_unlock(s);
+        workers_unlock(ws);
         kvr_prom_put_u64(b, KVR_PROM_PAIRS(WORKER_OF(w)), requests);
     }
     put_family(b, "worker_ttft_factor", "gauge", "Times to first token of a worker, in times of what the fleet's model says");
-    for (const struct worker *w = s->workers; w; w = w->next) {
+    for (const struct worker *w = ws->workers; w; w = w->next) {
         struct kvr_ttft_model m;
         struct kvr_ttft_factor f;
         if (kvr_router_ttft_model(w->partition->router, &w->id, &m, &f) == 0) kvr_prom_put_double(b, KVR_PROM_PAIRS(WORKER_OF(w)), f.value);
     }
     put_gauge(b, "roster_models_left_out",
               "Names of models, of each worker that has them, beyond what is kept: each request looks at every worker",
-              (double)roster_models_left_out(s));
+              (double)roster_models_left_out(ws));
 }
 
 struct learnt_models {
@@ -118,7 +118,7 @@ struct learnt_models {
     struct kvr_generation_model generation;
 };
 
-static void put_models(struct workers *s, struct kvr_prom_page *b)
+static void put_models(struct workers *ws, struct kvr_prom_page *b)
 {
     static const struct {
         const char *name, *help;
@@ -136,7 +136,7 @@ static void put_models(struct workers *s, struct kvr_prom_page *b)
     };
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) {
         put_family(b, rows[i].name, "gauge", rows[i].help);
-        for (const struct partition *p = s->partitions; p; p = p->next) {
+        for (const struct partition *p = ws->partitions; p; p = p->next) {
             struct learnt_models m;
             (void)kvr_router_ttft_model(p->router, NULL, &m.ttft, NULL);
             kvr_router_generation_model(p->router, &m.generation);
@@ -145,10 +145,10 @@ static void put_models(struct workers *s, struct kvr_prom_page *b)
     }
 }
 
-static void put_tiers(struct workers *s, struct kvr_prom_page *b)
+static void put_tiers(struct workers *ws, struct kvr_prom_page *b)
 {
     put_family(b, "ttft_model_read_share", "gauge", "Learnt: of a prompt token that is read from a lower tier, in times of computing one");
-    for (const struct partition *p = s->partitions; p; p = p->next) {
+    for (const struct partition *p = ws->partitions; p; p = p->next) {
         struct kvr_ttft_model m;
         (void)kvr_router_ttft_model(p->router, NULL, &m, NULL);
         for (int t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT; t++)
@@ -157,10 +157,10 @@ static void put_tiers(struct workers *s, struct kvr_prom_page *b)
     }
 }
 
-static void put_queue_gauge(struct workers *s, struct kvr_prom_page *b, const char *name, const char *help, size_t at)
+static void put_queue_gauge(struct workers *ws, struct kvr_prom_page *b, const char *name, const char *help, size_t at)
 {
     put_family(b, name, "gauge", help);
-    for (const struct partition *p = s->partitions; p; p = p->next)
+    for (const struct partition *p = ws->partitions; p; p = p->next)
         for (size_t c = 0; c < kvr_router_classes(p->router); c++) {
             struct kvr_class_stats st;
             const char *class_name = kvr_router_class_stats(p->router, c, &st);
@@ -169,17 +169,17 @@ static void put_queue_gauge(struct workers *s, struct kvr_prom_page *b, const ch
         }
 }
 
-static void put_queues(struct workers *s, struct kvr_prom_page *b)
+static void put_queues(struct workers *ws, struct kvr_prom_page *b)
 {
     static const char *const reasons[] = {"", "request_limit", "raw_isl_token_limit", "cached_token_limit"};
-    put_queue_gauge(s, b, "router_queue_pending_requests", "Requests in the queue", offsetof(struct kvr_class_stats, requests));
-    put_queue_gauge(s, b, "router_queue_pending_isl_tokens", "Their prompt tokens", offsetof(struct kvr_class_stats, isl_tokens));
-    put_queue_gauge(s, b, "router_queue_pending_cached_tokens", "Of these, cached somewhere",
+    put_queue_gauge(ws, b, "router_queue_pending_requests", "Requests in the queue", offsetof(struct kvr_class_stats, requests));
+    put_queue_gauge(ws, b, "router_queue_pending_isl_tokens", "Their prompt tokens", offsetof(struct kvr_class_stats, isl_tokens));
+    put_queue_gauge(ws, b, "router_queue_pending_cached_tokens", "Of these, cached somewhere",
                     offsetof(struct kvr_class_stats, cached_tokens));
-    put_queue_gauge(s, b, "router_queue_pending_tenants", "API keys that have requests in the queue",
+    put_queue_gauge(ws, b, "router_queue_pending_tenants", "API keys that have requests in the queue",
                     offsetof(struct kvr_class_stats, tenants));
     put_family(b, "router_queue_backpressure_total", "counter", "Requests refused by a limit of their class");
-    for (const struct partition *p = s->partitions; p; p = p->next)
+    for (const struct partition *p = ws->partitions; p; p = p->next)
         for (size_t c = 0; c < kvr_router_classes(p->router); c++)
             for (size_t k = 1; k < KVR_ARRAY_LEN(reasons); k++) {
                 struct kvr_class_stats st;
@@ -191,29 +191,30 @@ static void put_queues(struct workers *s, struct kvr_prom_page *b)
             }
 }
 
-static void put_staged(struct workers *s, struct kvr_prom_page *b)
+static void put_staged(struct workers *ws, struct kvr_prom_page *b)
 {
     put_family(b, "disagg_staged_requests", "gauge", "Prompts that a prefill worker has computed and no decode worker has answered");
-    for (const struct worker *w = s->workers; w; w = w->next)
+    for (const struct worker *w = ws->workers; w; w = w->next)
         if (w->role == ROLE_PREFILL) kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_NUMBER("worker_id", w->id)), atomic_load(&w->staged));
 }
 
-void workers_metrics(struct workers *s, struct kvr_prom_page *b)
+void workers_metrics(struct workers *ws, struct kvr_prom_page *b)
 {
-#define PUT(name, help) kvr_prom_one_u64(b, "kvroute_", #name, "counter", help, atomic_load_explicit(&s->counters.name, memory_order_relaxed));
+#define PUT(name, help)                                                                                                                    \
+    kvr_prom_one_u64(b, "kvroute_", #name, "counter", help, atomic_load_explicit(&ws->counters.name, memory_order_relaxed));
     WORKER_COUNTERS(PUT)
 #undef PUT
-    labels_metrics(s, b);
-    if (!s->o->select_only) {
-        model_counts_metrics(s, b);
-        put_staged(s, b);
+    labels_metrics(ws, b);
+    if (!ws->o->select_only) {
+        model_counts_metrics(ws, b);
+        put_staged(ws, b);
     }
-    put_queues(s, b);
-    put_models(s, b);
-    put_tiers(s, b);
-    put_workers(s, b);
-    engine_load_metrics(s, b);
-    views_metrics(s, b);
-    put_index(s, b);
-    evidence_metrics(s, b);
+    put_queues(ws, b);
+    put_models(ws, b);
+    put_tiers(ws, b);
+    put_workers(ws, b);
+    engine_load_metrics(ws, b);
+    views_metrics(ws, b);
+    put_index(ws, b);
+    evidence_metrics(ws, b);
 }

@@ -2,15 +2,15 @@
 /* Pairs that have missed each other: workers/missed.h. */
 #include "app/serve/workers/missed.h"
 
-#include "app/serve/workers/room.h"
 #include "app/serve/common/clock.h"
+#include "app/serve/workers/room.h"
 
-void missed_note(struct workers *s, uint64_t prefill, uint64_t decode)
+void missed_note(struct workers *ws, uint64_t prefill, uint64_t decode)
 {
-    struct missed_pairs *m = &s->missed;
+    struct missed_pairs *m = &ws->missed;
     size_t at = 0;
-    uint64_t until = now_ms() + (uint64_t)(s->o->breaker_cooldown * 1000);
-    kvr_lock(&s->lock);
+    uint64_t until = now_ms() + (uint64_t)(ws->o->breaker_cooldown * 1000);
+    kvr_lock(&ws->lock);
     for (size_t i = 0; i < MISSED_MAX; i++) {
         if (m->pairs[i].until_ms < m->pairs[at].until_ms) at = i;
         if (m->pairs[i].prefill != prefill || m->pairs[i].decode != decode || !m->pairs[i].until_ms) continue;
@@ -21,27 +21,27 @@ void missed_note(struct workers *s, uint64_t prefill, uint64_t decode)
     m->pairs[at].decode = decode;
     m->pairs[at].until_ms = until;
     atomic_store(&m->last_ms, until);
-    kvr_unlock(&s->lock);
-    atomic_fetch_add(&s->counters.disagg_rendezvous_missed_total, 1);
+    kvr_unlock(&ws->lock);
+    atomic_fetch_add(&ws->counters.disagg_rendezvous_missed_total, 1);
 }
 
-size_t missed_by(struct workers *s, uint64_t prefill, uint64_t *out)
+size_t missed_by(struct workers *ws, uint64_t prefill, uint64_t *out)
 {
-    struct missed_pairs *m = &s->missed;
+    struct missed_pairs *m = &ws->missed;
     uint64_t now = now_ms();
     size_t n = 0;
     if (atomic_load(&m->last_ms) <= now) return 0;
-    kvr_lock(&s->lock);
+    kvr_lock(&ws->lock);
     for (size_t i = 0; i < MISSED_MAX; i++)
         if (m->pairs[i].until_ms > now && m->pairs[i].prefill == prefill) out[n++] = m->pairs[i].decode;
-    kvr_unlock(&s->lock);
+    kvr_unlock(&ws->lock);
     return n;
 }
 
-void missed_tick(struct workers *s)
+void missed_tick(struct workers *ws)
 {
-    uint64_t last = atomic_load(&s->missed.last_ms);
-    if (s->missed.told_ms == last || last > now_ms()) return;
-    s->missed.told_ms = last;
-    s->hooks.may_route(s->hooks.ctx);
+    uint64_t last = atomic_load(&ws->missed.last_ms);
+    if (ws->missed.told_ms == last || last > now_ms()) return;
+    ws->missed.told_ms = last;
+    ws->hooks.may_route(ws->hooks.ctx);
 }

@@ -4,7 +4,7 @@
  * well (its own breaker says whether it does), but these two are not put together for --breaker-cooldown. At most MISSED_MAX pairs; one
  * more takes the place of the one whose time is over first.
  *
- * Threads: any, under serve.lock; without a pair in the table nobody takes it.
+ * Threads: any, under the table's lock; without a pair in the table nobody takes it.
  */
 #ifndef KVR_SERVE_MISSED_H
 #define KVR_SERVE_MISSED_H
@@ -26,10 +26,10 @@ struct missed_pairs {
     uint64_t told_ms;         /* main loop's: of these, those that waiting requests were told of */
 };
 
-void missed_note(struct workers *s, uint64_t prefill, uint64_t decode);
+void missed_note(struct workers *ws, uint64_t prefill, uint64_t decode);
 /* Decode workers that are not to be put together with that prefill worker now. Returns: how many. */
-size_t missed_by(struct workers *s, uint64_t prefill, uint64_t *out); /* out: MISSED_MAX of them */
+size_t missed_by(struct workers *ws, uint64_t prefill, uint64_t *out); /* out: MISSED_MAX of them */
 /* Main loop: requests that wait because of it are looked at again when its time is over. */
-void missed_tick(struct workers *s);
+void missed_tick(struct workers *ws);
 
 #endif

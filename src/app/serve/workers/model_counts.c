@@ -8,14 +8,14 @@
  * Entries are only ever added, at the list's head, and freed with the process, so a request may keep a pointer to its own, and whoever has
  * read the head under the lock may walk from there without it.
  */
-#include "app/serve/workers/room.h"
+#include "app/serve/workers/model_counts.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "wire/prom_page.h"
-#include "app/serve/workers/model_counts.h"
+#include "app/serve/workers/room.h"
 #include "app/serve/workers/roster.h"
+#include "wire/prom_page.h"
 
 struct model_table {
     struct kvr_lock lock; /* a leaf: the roster is asked before */
@@ -87,46 +87,46 @@ static struct model_counts *add(struct model_table *t, const char *model)
     return found;
 }
 
-static bool is_known(struct workers *s, const char *model)
+static bool is_known(struct workers *ws, const char *model)
 {
-    const struct roster_row *row = roster_hold(s, model);
+    const struct roster_row *row = roster_hold(ws, model);
     bool known = row && row->knowers_n > 0;
     roster_let_go(row);
     return known;
 }
 
-struct model_counts *model_counts_of(struct workers *s, const char *model)
+struct model_counts *model_counts_of(struct workers *ws, const char *model)
 {
-    struct model_table *t = s->model_counts;
+    struct model_table *t = ws->model_counts;
     bool full;
     struct model_counts *found = find(first_of(t, &full), model);
     if (found) return found;
-    if (!model[0] || strcmp(model, "other") == 0 || !is_known(s, model)) return &t->other;
+    if (!model[0] || strcmp(model, "other") == 0 || !is_known(ws, model)) return &t->other;
     if (!full && (found = add(t, model))) return found;
-    atomic_fetch_add_explicit(&s->counters.model_names_left_out_total, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&ws->counters.model_names_left_out_total, 1, memory_order_relaxed);
     return &t->other;
 }
 
-void model_counts_foresee(struct workers *s)
+void model_counts_foresee(struct workers *ws)
 {
     char name[MODEL_MAX], before[MODEL_MAX] = "";
     bool full;
-    for (const struct worker *w = s->workers; w; w = w->next) {
-        kvr_lock(&s->lock);
-        bool named = w->model[0] || s->o->model || w->models_n;
-        snprintf(name, sizeof name, "%s", worker_model(s, w));
-        kvr_unlock(&s->lock);
+    for (const struct worker *w = ws->workers; w; w = w->next) {
+        kvr_lock(&ws->lock);
+        bool named = w->model[0] || ws->o->model || w->models_n;
+        snprintf(name, sizeof name, "%s", worker_model(ws, w));
+        kvr_unlock(&ws->lock);
         if (!named || strcmp(name, before) == 0 || strcmp(name, "other") == 0) continue;
         memcpy(before, name, sizeof before);
-        if (!find(first_of(s->model_counts, &full), name) && !full) (void)add(s->model_counts, name);
+        if (!find(first_of(ws->model_counts, &full), name) && !full) (void)add(ws->model_counts, name);
     }
 }
 
-void model_counts_each(struct workers *s, void (*fn)(void *ctx, const struct model_counts *m), void *ctx)
+void model_counts_each(struct workers *ws, void (*fn)(void *ctx, const struct model_counts *m), void *ctx)
 {
     bool full;
-    fn(ctx, &s->model_counts->other);
-    for (const struct model_counts *m = first_of(s->model_counts, &full); m; m = m->next) fn(ctx, m);
+    fn(ctx, &ws->model_counts->other);
+    for (const struct model_counts *m = first_of(ws->model_counts, &full); m; m = m->next) fn(ctx, m);
 }
 
 /* ---- writing ------------------------------------------------------------------------------------------------ */
@@ -170,24 +170,24 @@ static void put_ends(void *ctx, const struct model_counts *m)
                          atomic_load_explicit(&m->ends[i], memory_order_relaxed));
 }
 
-void model_counts_metrics(struct workers *s, struct kvr_prom_page *b)
+void model_counts_metrics(struct workers *ws, struct kvr_prom_page *b)
 {
-    model_counts_foresee(s);
+    model_counts_foresee(ws);
 #define PUT(field, name, start, factor, n, help)                                                                                           \
     kvr_prom_family(b, "kvroute_", name, "histogram", help);                                                                               \
-    model_counts_each(s, put_time, &(struct row){b, offsetof(struct model_counts, field)});
+    model_counts_each(ws, put_time, &(struct row){b, offsetof(struct model_counts, field)});
     MODEL_TIMES(PUT)
 #undef PUT
     kvr_prom_family(b, "kvroute_", "tokenize_seconds", "histogram",
                     "From the question for a prompt's tokens to their being there, by who has made them; what the cache had is left out");
-    model_counts_each(s, put_tokenize, b);
+    model_counts_each(ws, put_tokenize, b);
     kvr_prom_family(b, "kvroute_", "requests_running", "gauge", "Requests that a worker computes or answers");
-    model_counts_each(s, put_running, &(struct row){b, offsetof(struct model_counts, running)});
+    model_counts_each(ws, put_running, &(struct row){b, offsetof(struct model_counts, running)});
     kvr_prom_family(b, "kvroute_", "requests_waiting", "gauge", "Requests that have been read and not been sent: for tokens, in the queue");
-    model_counts_each(s, put_running, &(struct row){b, offsetof(struct model_counts, waiting)});
+    model_counts_each(ws, put_running, &(struct row){b, offsetof(struct model_counts, waiting)});
     kvr_prom_family(
         b, "kvroute_", "request_ends_total", "counter",
         "Requests by how they ended: whole answers by their finish_reason (untold: none was seen), errors that a worker answered, "
         "answers broken off, requests whose workers failed before a byte, requests refused here, clients that left");
-    model_counts_each(s, put_ends, b);
+    model_counts_each(ws, put_ends, b);
 }

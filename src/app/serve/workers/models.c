@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* GET /v1/models: the union over workers of what they list and of model=. Of a model that several list the first worker's entry is shown.
  */
-#include "app/serve/workers/room.h"
 #include "app/serve/workers/models.h"
-#include "app/serve/workers/roster.h"
 
 #include <string.h>
+
+#include "app/serve/workers/room.h"
+#include "app/serve/workers/roster.h"
 
 static int hex_of(char c)
 {
@@ -52,9 +53,9 @@ static void write_entry(const struct model_entry *m, struct kvr_buf *out)
     kvr_json_close(out, '}');
 }
 
-static size_t add_models_locked(const struct workers *s, const struct worker *w, struct model_entry *seen, size_t n)
+static size_t add_models_locked(const struct workers *ws, const struct worker *w, struct model_entry *seen, size_t n)
 {
-    const char *named = w->model[0] ? w->model : s->o->model;
+    const char *named = w->model[0] ? w->model : ws->o->model;
     for (size_t i = 0; i < w->models_n + (named ? 1 : 0); i++) {
         const char *id = i < w->models_n ? w->models[i].id : named;
         bool known = false;
@@ -69,16 +70,16 @@ static size_t add_models_locked(const struct workers *s, const struct worker *w,
 
 /* All there are, copied: at most MODELS_MAX. Any thread: the roster holds the workers, and the lock is taken for one of them at a time.
  * NULL without memory. */
-static struct model_entry *collect(struct workers *s, size_t *count)
+static struct model_entry *collect(struct workers *ws, size_t *count)
 {
     struct model_entry *seen = calloc(MODELS_MAX, sizeof *seen);
-    const struct roster_row *row = roster_hold(s, "");
+    const struct roster_row *row = roster_hold(ws, "");
     *count = 0;
     for (size_t i = 0; row && seen && i < row->servers_n; i++) {
         if (row->servers[i].worker->role == ROLE_PREFILL) continue; /* its answers are for other workers */
-        kvr_lock(&s->lock);
-        *count = add_models_locked(s, row->servers[i].worker, seen, *count);
-        kvr_unlock(&s->lock);
+        kvr_lock(&ws->lock);
+        *count = add_models_locked(ws, row->servers[i].worker, seen, *count);
+        kvr_unlock(&ws->lock);
     }
     if (!row) {
         free(seen);
@@ -107,10 +108,10 @@ static bool alias_entry(const struct model_alias *a, const struct model_entry *l
     return true;
 }
 
-void models_write(struct workers *s, struct kvr_buf *out, struct models_seen seen, const struct model_alias *aliases, size_t aliases_n)
+void models_write(struct workers *ws, struct kvr_buf *out, struct models_seen seen, const struct model_alias *aliases, size_t aliases_n)
 {
     size_t n;
-    struct model_entry *list = collect(s, &n), entry;
+    struct model_entry *list = collect(ws, &n), entry;
     if (!list) out->failed = true;
     kvr_json_open(out, '{');
     kvr_json_put_str(out, "object", "list");
@@ -125,10 +126,10 @@ void models_write(struct workers *s, struct kvr_buf *out, struct models_seen see
     free(list);
 }
 
-bool models_write_one(struct workers *s, struct kvr_buf *out, const char *id, const struct model_alias *aliases, size_t aliases_n)
+bool models_write_one(struct workers *ws, struct kvr_buf *out, const char *id, const struct model_alias *aliases, size_t aliases_n)
 {
     size_t n;
-    struct model_entry *list = collect(s, &n), entry;
+    struct model_entry *list = collect(ws, &n), entry;
     const struct model_entry *found = list ? find_entry(list, n, id) : NULL;
     for (size_t i = 0; i < aliases_n && list && !found; i++)
         if (strcmp(aliases[i].name, id) == 0 && alias_entry(&aliases[i], list, n, &entry)) found = &entry;

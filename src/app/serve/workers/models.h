@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* GET /v1/models: models.c. Any thread; takes serve.lock. */
+/* GET /v1/models: models.c. Any thread; takes the table's lock. */
 #ifndef KVR_SERVE_MODELS_H
 #define KVR_SERVE_MODELS_H
 
@@ -21,8 +21,8 @@ struct models_seen {
     const void *ctx;
 };
 
-void models_write(struct workers *s, struct kvr_buf *out, struct models_seen seen, const struct model_alias *aliases, size_t n);
+void models_write(struct workers *ws, struct kvr_buf *out, struct models_seen seen, const struct model_alias *aliases, size_t n);
 /* false: nobody lists it */
-bool models_write_one(struct workers *s, struct kvr_buf *out, const char *id, const struct model_alias *aliases, size_t n);
+bool models_write_one(struct workers *ws, struct kvr_buf *out, const char *id, const struct model_alias *aliases, size_t n);
 
 #endif

@@ -8,9 +8,10 @@
  * apart from those that answer: a request may have a place in both.
  */
 #include "app/serve/workers/room.h"
-#include "app/serve/common/clock.h"
 
 #include <string.h>
+
+#include "app/serve/common/clock.h"
 
 static void partition_free(struct partition *p)
 {
@@ -21,9 +22,9 @@ static void partition_free(struct partition *p)
     free(p);
 }
 
-static int make_indexes(struct workers *s, struct partition *partition)
+static int make_indexes(struct workers *ws, struct partition *partition)
 {
-    const struct serve_options *o = s->o;
+    const struct serve_options *o = ws->o;
     struct kvr_index_config ic = {.bytes_max = o->index_max_bytes,
                                   .lanes = (uint32_t)o->indexer_shards,
                                   .ttl_ns = (uint64_t)(o->ttl_secs * 1e9) + 1,
@@ -60,9 +61,9 @@ static void policy_of(const struct serve_options *o, const struct policy_profile
     out->classes[0].ageing_ns = (uint64_t)(o->queue_ageing * 1e9);
 }
 
-static void configure(const struct workers *s, struct partition *partition, const struct kvr_policy *policy, struct kvr_router_config *rc)
+static void configure(const struct workers *ws, struct partition *partition, const struct kvr_policy *policy, struct kvr_router_config *rc)
 {
-    const struct serve_options *o = s->o;
+    const struct serve_options *o = ws->o;
     kvr_router_config_init(rc);
     rc->block_size = partition->block_size;
     rc->index = partition->index;
@@ -81,15 +82,15 @@ static void configure(const struct workers *s, struct partition *partition, cons
     rc->cost.track_prefill_tokens = o->track_prefill_tokens;
     rc->learn_from_reports = o->select_only; /* requests do not pass here: what callers report is all there is */
     rc->fit_ttft = o->prefill_load_model != 0;
-    rc->mode = (enum kvr_router_mode)atomic_load(&s->mode);
+    rc->mode = (enum kvr_router_mode)atomic_load(&ws->mode);
     rc->track_active_blocks = o->track_active_blocks && !partition->prefills;
     rc->assume_kv_reuse = o->assume_kv_reuse;
     rc->record_decisions = !o->kv_events && partition->index;
-    rc->seed = o->seed ? o->seed : s->process->salt;
+    rc->seed = o->seed ? o->seed : ws->process->salt;
     rc->policy = policy;
-    rc->hook = s->hooks.booked;
+    rc->hook = ws->hooks.booked;
     rc->hook_ctx = partition;
-    partition->listener = s->listener;
+    partition->listener = ws->listener;
     rc->busy = (struct kvr_busy_thresholds){o->busy_decode_blocks, o->busy_prefill_tokens, o->busy_prefill_frac};
 }
 
@@ -98,27 +99,27 @@ static bool same_name(const char *a, const char *b)
     return !strcmp(*a ? a : "default", *b ? b : "default");
 }
 
-static bool in_scope(const struct workers *s, const struct worker *w, const char *model, const char *group)
+static bool in_scope(const struct workers *ws, const struct worker *w, const char *model, const char *group)
 {
     bool lora;
-    if (s->o->select_only) return same_name(w->model, model) && same_name(w->group, group);
+    if (ws->o->select_only) return same_name(w->model, model) && same_name(w->group, group);
     if (*group && strcmp(w->group, group)) return false;
-    return !*model || same_name(w->model, model) || worker_serves_locked(s, w, model, strlen(model), &lora);
+    return !*model || same_name(w->model, model) || worker_serves_locked(ws, w, model, strlen(model), &lora);
 }
 
 /* Of select, which keeps partitions whose workers are gone, until others need their places. */
-static struct partition *find_named_locked(struct workers *s, const char *model, const char *group)
+static struct partition *find_named_locked(struct workers *ws, const char *model, const char *group)
 {
-    for (struct partition *p = s->partitions; p; p = p->next)
+    for (struct partition *p = ws->partitions; p; p = p->next)
         if (!p->prefills && same_name(p->model, model) && same_name(p->group, group)) return p;
     return NULL;
 }
 
-struct partition *partition_find_locked(struct workers *s, const char *model, const char *group)
+struct partition *partition_find_locked(struct workers *ws, const char *model, const char *group)
 {
-    struct partition *prefills = NULL, *named = s->o->select_only ? find_named_locked(s, model, group) : NULL;
-    for (const struct worker *w = s->workers; w && !named; w = w->next) {
-        if (!in_scope(s, w, model, group)) continue;
+    struct partition *prefills = NULL, *named = ws->o->select_only ? find_named_locked(ws, model, group) : NULL;
+    for (const struct worker *w = ws->workers; w && !named; w = w->next) {
+        if (!in_scope(ws, w, model, group)) continue;
         if (!w->partition->prefills) return w->partition;
         if (!prefills) prefills = w->partition;
     }
@@ -135,14 +136,14 @@ static bool does_part(const struct worker *w, const struct part_scope *scope)
     }
 }
 
-struct partition *partition_of_part_locked(struct workers *s, const struct part_scope *scope, uint64_t *ids, size_t *n, bool *up)
+struct partition *partition_of_part_locked(struct workers *ws, const struct part_scope *scope, uint64_t *ids, size_t *n, bool *up)
 {
     struct partition *partition = NULL;
     uint64_t now = now_ms();
     *n = 0;
     *up = false;
-    for (const struct worker *w = s->workers; w; w = w->next) {
-        if (!in_scope(s, w, scope->model, scope->group) || !does_part(w, scope)) continue;
+    for (const struct worker *w = ws->workers; w; w = w->next) {
+        if (!in_scope(ws, w, scope->model, scope->group) || !does_part(w, scope)) continue;
         if (!partition) partition = w->partition;
         if (w->partition != partition) continue;
         ids[(*n)++] = w->id;
@@ -151,31 +152,31 @@ struct partition *partition_of_part_locked(struct workers *s, const struct part_
     return partition;
 }
 
-size_t partition_scope_locked(struct workers *s, const struct partition *partition, const char *model, const char *group, uint64_t *ids,
+size_t partition_scope_locked(struct workers *ws, const struct partition *partition, const char *model, const char *group, uint64_t *ids,
                               bool *all)
 {
     size_t n = 0;
     *all = true;
-    for (const struct worker *w = s->workers; w; w = w->next) {
+    for (const struct worker *w = ws->workers; w; w = w->next) {
         if (w->partition != partition) continue;
-        if (in_scope(s, w, model, group)) ids[n++] = w->id;
+        if (in_scope(ws, w, model, group)) ids[n++] = w->id;
         else *all = false;
     }
     return n;
 }
 
-static bool has_profile(const struct workers *s, const char *model)
+static bool has_profile(const struct workers *ws, const char *model)
 {
-    for (size_t i = 0; i < s->profiles_n; i++)
-        if (s->profiles[i].model[0] && !strcmp(s->profiles[i].model, model)) return true;
+    for (size_t i = 0; i < ws->profiles_n; i++)
+        if (ws->profiles[i].model[0] && !strcmp(ws->profiles[i].model, model)) return true;
     return false;
 }
 
 /* Of a partition: other routers know it by that. */
-static void name_group(const struct workers *s, const struct worker *w, char *out, size_t cap)
+static void name_group(const struct workers *ws, const struct worker *w, char *out, size_t cap)
 {
     bool prefills = w->role == ROLE_PREFILL;
-    if (!s->o->select_only) snprintf(out, cap, "%s", prefills ? PREFILL_GROUP : "default");
+    if (!ws->o->select_only) snprintf(out, cap, "%s", prefills ? PREFILL_GROUP : "default");
     else if (prefills) snprintf(out, cap, "%s/%s", *w->group ? w->group : "default", PREFILL_GROUP);
     else snprintf(out, cap, "%s", w->group);
 }
@@ -187,23 +188,23 @@ static void name_partition(struct partition *p, const char *model, const char *g
 }
 
 /* Without workers there are no bookings. */
-static bool is_idle(struct workers *s, const struct partition *p)
+static bool is_idle(struct workers *ws, const struct partition *p)
 {
-    return kvr_router_loads(p->router, NULL, 0) == 0 && !s->hooks.partition_asked(s->hooks.ctx, p);
+    return kvr_router_loads(p->router, NULL, 0) == 0 && !ws->hooks.partition_asked(ws->hooks.ctx, p);
 }
 
 /* One that nobody needs, for another model and group: it stays where it is, so whoever has it may keep it, and its router and index are
  * empty. What a router is made for stays, so the block size and the kind have to be the same. On select only: on serve, requests of other
  * threads have partitions, and there are few, as block sizes tell them apart. Returns: NULL: there is none, or no memory. */
-static struct partition *reuse_locked(struct workers *s, const char *model, const char *group, uint32_t block_size, bool prefills)
+static struct partition *reuse_locked(struct workers *ws, const char *model, const char *group, uint32_t block_size, bool prefills)
 {
-    const struct serve_options *o = s->o;
+    const struct serve_options *o = ws->o;
     struct kvr_busy_thresholds busy = {o->busy_decode_blocks, o->busy_prefill_tokens, o->busy_prefill_frac};
-    struct partition *p = o->select_only ? s->partitions : NULL;
-    while (p && (p->block_size != block_size || p->prefills != prefills || !is_idle(s, p))) p = p->next;
+    struct partition *p = o->select_only ? ws->partitions : NULL;
+    while (p && (p->block_size != block_size || p->prefills != prefills || !is_idle(ws, p))) p = p->next;
     struct kvr_policy *policy = p ? malloc(sizeof *policy) : NULL;
     if (!policy) return NULL;
-    policy_of(o, s->profiles, s->profiles_n, model, policy);
+    policy_of(o, ws->profiles, ws->profiles_n, model, policy);
     int rc = kvr_router_start_over(p->router, policy, &busy);
     free(policy);
     if (rc) return NULL;
@@ -211,21 +212,21 @@ static struct partition *reuse_locked(struct workers *s, const char *model, cons
     return p;
 }
 
-struct partition *partition_get_locked(struct workers *s, const struct worker *w, char *err, size_t cap)
+struct partition *partition_get_locked(struct workers *ws, const struct worker *w, char *err, size_t cap)
 {
     bool prefills = w->role == ROLE_PREFILL;
     char group[sizeof((struct partition *)0)->group];
-    const char *model = s->o->select_only || has_profile(s, w->model) ? w->model : "";
+    const char *model = ws->o->select_only || has_profile(ws, w->model) ? w->model : "";
     uint32_t block_size = w->block_size;
     struct kvr_router_config rc;
-    struct partition **p = &s->partitions;
+    struct partition **p = &ws->partitions;
     size_t n = 0;
-    name_group(s, w, group, sizeof group);
+    name_group(ws, w, group, sizeof group);
     for (; *p; p = &(*p)->next, n++)
         if ((*p)->block_size == block_size && (*p)->prefills == prefills && same_name((*p)->model, model) && same_name((*p)->group, group))
             return *p;
     snprintf(err, cap, n < PARTITIONS_MAX ? "out of memory" : "more than 256 partitions of (model, group, block size)");
-    if (n == PARTITIONS_MAX) return reuse_locked(s, model, group, block_size, prefills);
+    if (n == PARTITIONS_MAX) return reuse_locked(ws, model, group, block_size, prefills);
     struct partition *partition = calloc(1, sizeof *partition);
     struct kvr_policy *policy = malloc(sizeof *policy);
     bool ok = partition && policy;
@@ -234,12 +235,12 @@ struct partition *partition_get_locked(struct workers *s, const struct worker *w
         partition->block_size = block_size;
         partition->number = n;
         partition->prefills = prefills;
-        partition->workers = s;
-        policy_of(s->o, s->profiles, s->profiles_n, model, policy);
-        ok = make_indexes(s, partition) == 0;
+        partition->workers = ws;
+        policy_of(ws->o, ws->profiles, ws->profiles_n, model, policy);
+        ok = make_indexes(ws, partition) == 0;
     }
     if (ok) {
-        configure(s, partition, policy, &rc);
+        configure(ws, partition, policy, &rc);
         ok = kvr_router_create(&rc, &partition->router, NULL) == 0;
     }
     free(policy);
@@ -252,53 +253,53 @@ struct partition *partition_get_locked(struct workers *s, const struct worker *w
 }
 
 /* One for which there is no memory stays as it was, and so do those after it. */
-static const struct partition *set_policies(struct workers *s, const struct policy_profile *profiles, size_t n, struct kvr_policy *scratch)
+static const struct partition *set_policies(struct workers *ws, const struct policy_profile *profiles, size_t n, struct kvr_policy *scratch)
 {
-    for (const struct partition *p = s->partitions; p; p = p->next) {
-        policy_of(s->o, profiles, n, p->model, scratch);
+    for (const struct partition *p = ws->partitions; p; p = p->next) {
+        policy_of(ws->o, profiles, n, p->model, scratch);
         if (kvr_router_set_policy(p->router, scratch)) return p;
     }
     return NULL;
 }
 
-int partitions_set_policies(struct workers *s, const struct policy_profile *profiles, size_t n)
+int partitions_set_policies(struct workers *ws, const struct policy_profile *profiles, size_t n)
 {
     struct kvr_policy *scratch = malloc(sizeof *scratch);
     if (!scratch) return -1;
-    const struct partition *failed = set_policies(s, profiles, n, scratch);
-    if (failed) (void)set_policies(s, s->profiles, s->profiles_n, scratch); /* as they were, as far as there is memory */
+    const struct partition *failed = set_policies(ws, profiles, n, scratch);
+    if (failed) (void)set_policies(ws, ws->profiles, ws->profiles_n, scratch); /* as they were, as far as there is memory */
     free(scratch);
     if (failed) return -1;
-    s->profiles = profiles;
-    s->profiles_n = n;
+    ws->profiles = profiles;
+    ws->profiles_n = n;
     return 0;
 }
 
-const struct policy_profile *partitions_policies(const struct workers *s, size_t *n)
+const struct policy_profile *partitions_policies(const struct workers *ws, size_t *n)
 {
-    *n = s->profiles_n;
-    return s->profiles;
+    *n = ws->profiles_n;
+    return ws->profiles;
 }
 
-struct partition *partitions_first(const struct workers *s)
+struct partition *partitions_first(const struct workers *ws)
 {
-    return s->partitions;
+    return ws->partitions;
 }
 
-void partitions_tick(struct workers *s)
+void partitions_tick(struct workers *ws)
 {
-    for (const struct partition *p = s->partitions; p; p = p->next) {
+    for (const struct partition *p = ws->partitions; p; p = p->next) {
         if (p->index) kvr_index_expire(p->index);
         if (p->predicted) kvr_index_expire(p->predicted);
-        kvr_router_expire_requests(p->router, (uint64_t)(s->o->request_expiry * 1e9));
+        kvr_router_expire_requests(p->router, (uint64_t)(ws->o->request_expiry * 1e9));
     }
 }
 
-void partitions_destroy(struct workers *s)
+void partitions_destroy(struct workers *ws)
 {
-    while (s->partitions) {
-        struct partition *p = s->partitions;
-        s->partitions = p->next;
+    while (ws->partitions) {
+        struct partition *p = ws->partitions;
+        ws->partitions = p->next;
         partition_free(p);
     }
 }

@@ -3,10 +3,11 @@
  * Which data-parallel rank a request asks for, and how the rank that was chosen reaches an engine that has several: as the header
  * X-data-parallel-rank (data/attempt.c), and in the body of those engines that read it there. Load is booked on the rank that is sent.
  */
-#include "app/serve/workers/room.h"
 #include "app/serve/workers/rank.h"
 
 #include <string.h>
+
+#include "app/serve/workers/room.h"
 
 static const char *const engines[] = {"vllm", "sglang"};
 

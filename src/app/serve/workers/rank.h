@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The data-parallel rank that a request is sent to: rank.c. Any thread; functions with _locked want serve.lock. */
+/* The data-parallel rank that a request is sent to: rank.c. Any thread; functions with _locked want the table's lock. */
 #ifndef KVR_SERVE_RANK_H
 #define KVR_SERVE_RANK_H
 

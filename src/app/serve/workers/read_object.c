@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The worker object of the selection service's API, as bodies of the admin port and discoveries have it. */
-#include "app/serve/common/members.h"
 #include "app/serve/workers/room.h"
-#include "app/serve/workers/worker_tls.h"
-#include "base/log.h"
-#include "app/serve/workers/rank.h"
-#include "app/serve/workers/worker_key.h"
 
 #include <string.h>
+
+#include "app/serve/common/members.h"
+#include "app/serve/workers/rank.h"
+#include "app/serve/workers/worker_key.h"
+#include "app/serve/workers/worker_tls.h"
+#include "base/log.h"
 
 struct endpoints {
     struct worker *w;

@@ -75,4 +75,7 @@ struct workers {
     size_t surveys_n;
 };
 
+/* The table without workers: workers.c. Nothing of it runs any more. */
+void workers_clear(struct workers *ws);
+
 #endif

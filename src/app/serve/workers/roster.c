@@ -12,8 +12,8 @@
 #include <string.h>
 #include <kvroute/hash.h>
 
-#include "app/serve/workers/room.h"
 #include "app/serve/common/clock.h"
+#include "app/serve/workers/room.h"
 
 enum { BUCKETS = 1024 };
 enum { ANY, UNKNOWN, FIRST_NAMED };
@@ -116,10 +116,10 @@ static bool add_name(struct roster *r, const char *model)
     return true;
 }
 
-static bool add_names_locked(struct roster *r, const struct workers *s)
+static bool add_names_locked(struct roster *r, const struct workers *ws)
 {
-    bool ok = !s->workers || add_name(r, s->o->model);
-    for (const struct worker *w = s->workers; w && ok; w = w->next) {
+    bool ok = !ws->workers || add_name(r, ws->o->model);
+    for (const struct worker *w = ws->workers; w && ok; w = w->next) {
         ok = add_name(r, w->model);
         for (size_t i = 0; i < w->models_n && ok; i++) ok = add_name(r, w->models[i].id);
     }
@@ -183,15 +183,15 @@ static bool add_named(struct roster *r, const struct roster_server *server, cons
     return !row || (add_server(r, row, server, is_lora) && add_knower(row, server->worker));
 }
 
-static bool add_worker_locked(struct roster *r, const struct workers *s, struct worker *w)
+static bool add_worker_locked(struct roster *r, const struct workers *ws, struct worker *w)
 {
-    const char *configured = w->model[0] ? w->model : s->o->model;
+    const char *configured = w->model[0] ? w->model : ws->o->model;
     struct roster_server server = server_of(w);
     bool open = !configured && !w->models, ok = add_server(r, &r->rows[ANY], &server, false);
     for (size_t i = UNKNOWN; i < r->n && open && ok; i++) ok = add_server(r, &r->rows[i], &server, false);
     for (size_t i = 0; i < w->models_n && ok; i++) ok = add_named(r, &server, w->models[i].id, w->models[i].is_lora);
     if (configured && ok) ok = add_named(r, &server, configured, false);
-    struct roster_row *of_all = s->o->model && ok ? find(r, s->o->model) : NULL;
+    struct roster_row *of_all = ws->o->model && ok ? find(r, ws->o->model) : NULL;
     return ok && (!of_all || add_knower(of_all, w));
 }
 
@@ -241,21 +241,21 @@ static bool prefills(const struct roster_server *w, enum kvr_kv_protocol p)
     return w->partition->prefills && w->protocol == p;
 }
 
-static struct partition *most_used_locked(const struct workers *s, const size_t n[PARTITIONS_MAX])
+static struct partition *most_used_locked(const struct workers *ws, const size_t n[PARTITIONS_MAX])
 {
     struct partition *best = NULL;
-    for (struct partition *p = s->partitions; p; p = p->next)
+    for (struct partition *p = ws->partitions; p; p = p->next)
         if (n[p->number] > (best ? n[best->number] : 0)) best = p;
     return best;
 }
 
 /* all: workers of each partition. */
-static bool choose_locked(const struct workers *s, const struct roster_row *row, part_fn *is, enum kvr_kv_protocol protocol,
+static bool choose_locked(const struct workers *ws, const struct roster_row *row, part_fn *is, enum kvr_kv_protocol protocol,
                           const size_t all[PARTITIONS_MAX], struct roster_choice *out)
 {
     size_t n[PARTITIONS_MAX];
     count_partitions(row, is, protocol, n);
-    out->partition = most_used_locked(s, n);
+    out->partition = most_used_locked(ws, n);
     out->all = true;
     if (!out->partition) return true;
     if (!(out->ids = malloc(n[out->partition->number] * sizeof *out->ids))) return false;
@@ -274,20 +274,20 @@ static bool has_roles(const struct roster_row *row)
     return false;
 }
 
-static bool choose_by_role_locked(const struct workers *s, struct roster_row *row, const size_t all[PARTITIONS_MAX])
+static bool choose_by_role_locked(const struct workers *ws, struct roster_row *row, const size_t all[PARTITIONS_MAX])
 {
-    bool ok = choose_locked(s, row, takes_whole, 0, all, &row->whole);
+    bool ok = choose_locked(ws, row, takes_whole, 0, all, &row->whole);
     for (enum kvr_kv_protocol p = 0; ok && p < KVR_KV_PROTOCOLS; p++)
-        ok = choose_locked(s, row, decodes, p, all, &row->decode[p]) && choose_locked(s, row, prefills, p, all, &row->prefill[p]);
+        ok = choose_locked(ws, row, decodes, p, all, &row->decode[p]) && choose_locked(ws, row, prefills, p, all, &row->prefill[p]);
     row->has_roles = true;
     return ok;
 }
 
-static bool finish_locked(const struct workers *s, struct roster_row *row, const size_t all[PARTITIONS_MAX])
+static bool finish_locked(const struct workers *ws, struct roster_row *row, const size_t all[PARTITIONS_MAX])
 {
     if (row->knowers_n) qsort(row->knowers, row->knowers_n, sizeof *row->knowers, by_id);
-    bool ok = choose_locked(s, row, answers, 0, all, &row->main);
-    if (ok && has_roles(row)) ok = choose_by_role_locked(s, row, all);
+    bool ok = choose_locked(ws, row, answers, 0, all, &row->main);
+    if (ok && has_roles(row)) ok = choose_by_role_locked(ws, row, all);
     else row->whole = row->main;
     for (size_t i = 0; i < row->servers_n; i++) {
         const struct roster_server *w = &row->servers[i];
@@ -299,14 +299,14 @@ static bool finish_locked(const struct workers *s, struct roster_row *row, const
 }
 
 /* only: a model for which there was no room; NULL: all of them. */
-static struct roster *make_locked(struct workers *s, const char *only)
+static struct roster *make_locked(struct workers *ws, const char *only)
 {
     size_t all[PARTITIONS_MAX];
-    struct roster *r = roster_new(atomic_load(&s->workers_version));
-    bool ok = r && (only ? add_name(r, only) : add_names_locked(r, s));
-    for (struct worker *w = s->workers; w && ok; w = w->next) ok = add_worker_locked(r, s, w);
+    struct roster *r = roster_new(atomic_load(&ws->workers_version));
+    bool ok = r && (only ? add_name(r, only) : add_names_locked(r, ws));
+    for (struct worker *w = ws->workers; w && ok; w = w->next) ok = add_worker_locked(r, ws, w);
     if (ok) count_partitions(&r->rows[ANY], is_any, 0, all);
-    for (size_t i = 0; ok && i < r->n; i++) ok = finish_locked(s, &r->rows[i], all);
+    for (size_t i = 0; ok && i < r->n; i++) ok = finish_locked(ws, &r->rows[i], all);
     if (ok) return r;
     if (r) roster_free(r);
     return NULL;
@@ -314,69 +314,69 @@ static struct roster *make_locked(struct workers *s, const char *only)
 
 /* ---- the current one ------------------------------------------------------------------------------------------------- */
 
-static struct roster *current(struct workers *s)
+static struct roster *current(struct workers *ws)
 {
-    kvr_lock(&s->roster_lock);
-    struct roster *r = s->roster;
+    kvr_lock(&ws->roster_lock);
+    struct roster *r = ws->roster;
     if (r) atomic_fetch_add(&r->holders, 1);
-    kvr_unlock(&s->roster_lock);
+    kvr_unlock(&ws->roster_lock);
     return r;
 }
 
-static struct roster *exchange(struct workers *s, struct roster *r)
+static struct roster *exchange(struct workers *ws, struct roster *r)
 {
-    kvr_lock(&s->roster_lock);
-    struct roster *before = s->roster;
-    s->roster = r;
-    kvr_unlock(&s->roster_lock);
+    kvr_lock(&ws->roster_lock);
+    struct roster *before = ws->roster;
+    ws->roster = r;
+    kvr_unlock(&ws->roster_lock);
     return before;
 }
 
-static bool is_current(struct workers *s, const struct roster *r)
+static bool is_current(struct workers *ws, const struct roster *r)
 {
-    return r && r->version == atomic_load(&s->workers_version);
+    return r && r->version == atomic_load(&ws->workers_version);
 }
 
 /* Of several threads that find it out of date, one makes it. */
-static struct roster *renew(struct workers *s)
+static struct roster *renew(struct workers *ws)
 {
     struct roster *before = NULL;
-    kvr_lock(&s->lock);
-    struct roster *r = current(s);
-    if (!is_current(s, r)) {
+    kvr_lock(&ws->lock);
+    struct roster *r = current(ws);
+    if (!is_current(ws, r)) {
         let_go(r);
-        r = make_locked(s, NULL);
+        r = make_locked(ws, NULL);
         if (r) atomic_fetch_add(&r->holders, 1);
-        if (r) before = exchange(s, r);
+        if (r) before = exchange(ws, r);
     }
-    kvr_unlock(&s->lock);
+    kvr_unlock(&ws->lock);
     let_go(before);
     return r;
 }
 
-static struct roster *up_to_date(struct workers *s)
+static struct roster *up_to_date(struct workers *ws)
 {
-    struct roster *r = current(s);
-    if (is_current(s, r)) return r;
+    struct roster *r = current(ws);
+    if (is_current(ws, r)) return r;
     let_go(r);
-    return renew(s);
+    return renew(ws);
 }
 
-static struct roster *made_for(struct workers *s, const char *model)
+static struct roster *made_for(struct workers *ws, const char *model)
 {
-    kvr_lock(&s->lock);
-    struct roster *r = make_locked(s, model);
-    kvr_unlock(&s->lock);
+    kvr_lock(&ws->lock);
+    struct roster *r = make_locked(ws, model);
+    kvr_unlock(&ws->lock);
     return r;
 }
 
-const struct roster_row *roster_hold(struct workers *s, const char *model)
+const struct roster_row *roster_hold(struct workers *ws, const char *model)
 {
-    struct roster *r = up_to_date(s);
+    struct roster *r = up_to_date(ws);
     const struct roster_row *row = r && *model ? find(r, model) : NULL;
     if (r && *model && (row ? row->left_out : r->left_out > 0)) {
         let_go(r);
-        r = made_for(s, model);
+        r = made_for(ws, model);
         row = r ? find(r, model) : NULL;
     }
     if (!r) return NULL;
@@ -388,9 +388,9 @@ void roster_let_go(const struct roster_row *row)
     if (row) let_go(row->of);
 }
 
-void roster_each_model(struct workers *s, void (*fn)(void *ctx, const struct roster_row *row), void *ctx)
+void roster_each_model(struct workers *ws, void (*fn)(void *ctx, const struct roster_row *row), void *ctx)
 {
-    struct roster *r = up_to_date(s);
+    struct roster *r = up_to_date(ws);
     for (size_t i = FIRST_NAMED; r && i < r->n; i++) fn(ctx, &r->rows[i]);
     let_go(r);
 }
@@ -437,10 +437,10 @@ static bool has_taints(const struct worker *w, const char *const *taints, size_t
     return true;
 }
 
-struct worker *roster_pick(struct workers *s, const struct roster_row *row, const char *const *taints, size_t taints_n)
+struct worker *roster_pick(struct workers *ws, const struct roster_row *row, const char *const *taints, size_t taints_n)
 {
     uint64_t now = now_ms();
-    size_t n = row->servers_n, at = n ? kvr_mix64(atomic_fetch_add(&s->process->next_id, 1)) % n : 0; /* spread over them */
+    size_t n = row->servers_n, at = n ? kvr_mix64(atomic_fetch_add(&ws->process->next_id, 1)) % n : 0; /* spread over them */
     for (size_t i = 0; i < n; i++) {
         struct worker *w = row->servers[(at + i) % n].worker;
         if (!worker_is_schedulable(w, now) || !has_taints(w, taints, taints_n)) continue;
@@ -450,25 +450,25 @@ struct worker *roster_pick(struct workers *s, const struct roster_row *row, cons
     return NULL;
 }
 
-void roster_outdate_locked(struct workers *s)
+void roster_outdate_locked(struct workers *ws)
 {
-    atomic_fetch_add(&s->workers_version, 1);
+    atomic_fetch_add(&ws->workers_version, 1);
 }
 
-void roster_tick(struct workers *s)
+void roster_tick(struct workers *ws)
 {
-    let_go(up_to_date(s));
+    let_go(up_to_date(ws));
 }
 
-size_t roster_models_left_out(struct workers *s)
+size_t roster_models_left_out(struct workers *ws)
 {
-    struct roster *r = current(s);
+    struct roster *r = current(ws);
     size_t n = r ? r->left_out : 0;
     let_go(r);
     return n;
 }
 
-void roster_destroy(struct workers *s)
+void roster_destroy(struct workers *ws)
 {
-    let_go(exchange(s, NULL));
+    let_go(exchange(ws, NULL));
 }

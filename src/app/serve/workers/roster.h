@@ -9,7 +9,7 @@
  * that is out of date at the next question. It has at most ROSTER_ROWS_MAX models and ROSTER_PLACES_MAX places of workers; models beyond
  * that (roster_models_left_out) get a roster of their own with each question, at the price of a look at every worker.
  *
- * Threads: any. Takes serve.lock when the table has changed, else a lock of its own for as long as it takes to count a holder.
+ * Threads: any. Takes the table's lock when the table has changed, else a lock of its own for as long as it takes to count a holder.
  */
 #ifndef KVR_SERVE_ROSTER_H
 #define KVR_SERVE_ROSTER_H
@@ -68,12 +68,12 @@ struct roster_row {
 
 /* The row of a model; "": of requests that name none. A model that no worker knows has a row too: of the workers whose models are not known
  * yet. Give it back. Returns: NULL without memory. */
-const struct roster_row *roster_hold(struct workers *s, const char *model);
+const struct roster_row *roster_hold(struct workers *ws, const char *model);
 void roster_let_go(const struct roster_row *row); /* NULL is fine */
 /* Of a row: does that worker know the model? */
 bool roster_knows(const struct roster_row *row, uint64_t worker_id);
 /* Calls `fn` with the row of each model that a worker knows. */
-void roster_each_model(struct workers *s, void (*fn)(void *ctx, const struct roster_row *row), void *ctx);
+void roster_each_model(struct workers *ws, void (*fn)(void *ctx, const struct roster_row *row), void *ctx);
 size_t roster_workers_n(const struct roster_row *row); /* in the table, whatever they serve */
 /* The workers of a choice that are up, one after the other. Begin with zeroes; the worker is the row's. Returns: NULL: there is none more.
  */
@@ -84,13 +84,13 @@ const struct worker *roster_next_up(const struct roster_row *row, const struct r
 /* Is one of a choice up? */
 bool roster_any_up(const struct roster_row *row, const struct roster_choice *choice);
 /* A server of the row that may be chosen now and has these taints, any of them, with a reference; NULL: none. */
-struct worker *roster_pick(struct workers *s, const struct roster_row *row, const char *const *taints, size_t taints_n);
-/* The worker table has changed, or what a worker serves. Under serve.lock. */
-void roster_outdate_locked(struct workers *s);
+struct worker *roster_pick(struct workers *ws, const struct roster_row *row, const char *const *taints, size_t taints_n);
+/* The worker table has changed, or what a worker serves. Under the table's lock. */
+void roster_outdate_locked(struct workers *ws);
 /* Main loop: workers that are gone do not stay in memory until the next question. */
-void roster_tick(struct workers *s);
+void roster_tick(struct workers *ws);
 /* Names of models, of each worker that has them, that found no room. */
-size_t roster_models_left_out(struct workers *s);
-void roster_destroy(struct workers *s);
+size_t roster_models_left_out(struct workers *ws);
+void roster_destroy(struct workers *ws);
 
 #endif

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A worker as --worker has it: its URL and key=value after it. */
-#include "app/serve/workers/rank.h"
 #include "app/serve/workers/room.h"
+
+#include <string.h>
+
+#include "app/serve/workers/rank.h"
 #include "app/serve/workers/worker_key.h"
 #include "app/serve/workers/worker_tls.h"
 #include "base/log.h"
 #include "wire/entry.h"
-
-#include <string.h>
 
 enum { ENTRY_MAX = 2047 };
 
@@ -162,15 +163,15 @@ static int parse_key(struct reading *r, const struct kvr_entry_part *part)
     return 0;
 }
 
-void worker_spec_init(const struct workers *s, struct worker_spec *spec)
+void worker_spec_init(const struct workers *ws, struct worker_spec *spec)
 {
     struct worker *w = &spec->w;
     memset(spec, 0, sizeof *spec);
     w->ranks = spec->ranks;
-    w->block_size = s->o->block_size ? (uint32_t)s->o->block_size : BLOCK_SIZE_DEFAULT;
-    w->given.block_size = s->o->block_size != 0;
+    w->block_size = ws->o->block_size ? (uint32_t)ws->o->block_size : BLOCK_SIZE_DEFAULT;
+    w->given.block_size = ws->o->block_size != 0;
     w->dp_size = 1;
-    w->kv_protocol = (enum kvr_kv_protocol)s->o->kv_protocol;
+    w->kv_protocol = (enum kvr_kv_protocol)ws->o->kv_protocol;
     w->tp = w->pp = 1;
     w->kv_lease = KV_LEASE_DEFAULT_S;
     w->local_prefill = true;
@@ -178,7 +179,7 @@ void worker_spec_init(const struct workers *s, struct worker_spec *spec)
 }
 
 /* What keys say together. */
-static int check_keys(const struct workers *s, const struct reading *r)
+static int check_keys(const struct workers *ws, const struct reading *r)
 {
     struct worker *w = &r->out->w;
     const struct kv_key *wrong = kv_keys_wrong(w);
@@ -198,7 +199,7 @@ static int check_keys(const struct workers *s, const struct reading *r)
     w->given.replay = r->replay[0] != 0;
     w->given.total_kv_blocks = w->total_kv_blocks != 0;
     if (r->replay[0] && !r->events[0]) return fail(r, 0, "replay", r->replay, "only together with events");
-    if (w->recover[0] && !r->events[0] && s->o->plane.plane == KVR_PLANE_ZMQ)
+    if (w->recover[0] && !r->events[0] && ws->o->plane.plane == KVR_PLANE_ZMQ)
         return fail(r, 0, "recover", w->recover, "only together with events");
     if (!spread_endpoint(r->events, w, RANK_EVENTS) || !spread_endpoint(r->replay, w, RANK_REPLAY))
         return fail(r, 0, "events", r->events, "tcp endpoints whose ports leave room for every rank");
@@ -212,11 +213,11 @@ static bool too_long(const struct kvr_entry *e)
     return n > ENTRY_MAX;
 }
 
-int worker_read(const struct workers *s, const struct kvr_entry *e, struct worker_spec *out, char *err, size_t cap)
+int worker_read(const struct workers *ws, const struct kvr_entry *e, struct worker_spec *out, char *err, size_t cap)
 {
     struct reading r = {.e = e, .out = out, .err = err, .cap = cap};
     char name[WORKER_NAME_MAX];
-    worker_spec_init(s, out);
+    worker_spec_init(ws, out);
     worker_name(e, 0, name, sizeof name);
     if (too_long(e)) {
         snprintf(err, cap, "%s: the value is longer than %d characters", name, ENTRY_MAX);
@@ -228,17 +229,17 @@ int worker_read(const struct workers *s, const struct kvr_entry *e, struct worke
     }
     for (size_t i = 0; i < e->n; i++)
         if (parse_key(&r, &e->parts[i])) return -1;
-    return check_keys(s, &r);
+    return check_keys(ws, &r);
 }
 
-int worker_parse(const struct workers *s, const char *text, struct worker_spec *out, char *err, size_t cap)
+int worker_parse(const struct workers *ws, const char *text, struct worker_spec *out, char *err, size_t cap)
 {
     struct kvr_entry e;
     if (kvr_entry_parse(text, NULL, 0, &e)) {
         snprintf(err, cap, "--worker: out of memory");
         return -1;
     }
-    int rc = worker_read(s, &e, out, err, cap);
+    int rc = worker_read(ws, &e, out, err, cap);
     kvr_entry_free(&e);
     return rc;
 }

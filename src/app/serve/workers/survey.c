@@ -11,10 +11,10 @@
 
 #include <string.h>
 
-#include "net/http/engine_ask.h"
 #include "app/serve/common/clock.h"
 #include "app/serve/workers/learn.h"
 #include "app/serve/workers/worker_key.h"
+#include "net/http/engine_ask.h"
 
 enum { SURVEYS_MAX = 32, PATIENT_MAX = 16 /* in a tick */ };
 
@@ -27,11 +27,11 @@ struct survey {
 
 static void forget(struct survey *v)
 {
-    struct workers *s = v->workers;
-    struct survey **p = &s->surveys;
+    struct workers *ws = v->workers;
+    struct survey **p = &ws->surveys;
     while (*p != v) p = &(*p)->next;
     *p = v->next;
-    s->surveys_n--;
+    ws->surveys_n--;
     free(v);
 }
 
@@ -44,27 +44,27 @@ static void on_answer(void *ctx, const struct kvr_engine_facts *facts, const cha
     forget(v);
 }
 
-static bool is_asked(const struct workers *s, uint64_t id)
+static bool is_asked(const struct workers *ws, uint64_t id)
 {
-    for (const struct survey *v = s->surveys; v; v = v->next)
+    for (const struct survey *v = ws->surveys; v; v = v->next)
         if (v->id == id) return true;
     return false;
 }
 
-static bool begin_locked(struct workers *s, const struct worker *w)
+static bool begin_locked(struct workers *ws, const struct worker *w)
 {
-    struct survey *v = is_asked(s, w->id) ? NULL : calloc(1, sizeof *v);
+    struct survey *v = is_asked(ws, w->id) ? NULL : calloc(1, sizeof *v);
     struct kvr_buf key = {0};
     if (!v) return false;
     worker_key_put(w->api_key, &key);
     kvr_buf_add(&key, "", 1);
-    struct kvr_engine_ask_config c = {.loop = &s->process->main_loop,
-                                      .client = s->process->client,
-                                      .json = s->process->json,
+    struct kvr_engine_ask_config c = {.loop = &ws->process->main_loop,
+                                      .client = ws->process->client,
+                                      .json = ws->process->json,
                                       .endpoint = &w->endpoint,
                                       .model = w->models_n ? w->models[0].id : "",
                                       .headers = key.data,
-                                      .connect_timeout_s = s->o->connect_timeout,
+                                      .connect_timeout_s = ws->o->connect_timeout,
                                       .fn = on_answer,
                                       .ctx = v};
     v->ask = key.failed ? NULL : kvr_engine_ask_start(&c);
@@ -73,43 +73,43 @@ static bool begin_locked(struct workers *s, const struct worker *w)
         free(v);
         return false;
     }
-    v->workers = s;
+    v->workers = ws;
     v->id = w->id;
-    v->next = s->surveys;
-    s->surveys = v;
-    s->surveys_n++;
+    v->next = ws->surveys;
+    ws->surveys = v;
+    ws->surveys_n++;
     return true;
 }
 
 /* Main loop, which alone writes what is read here. Those that have waited in vain. Returns: how many. */
-static size_t find_patient(const struct workers *s, uint64_t now, uint64_t ids[PATIENT_MAX])
+static size_t find_patient(const struct workers *ws, uint64_t now, uint64_t ids[PATIENT_MAX])
 {
     size_t n = 0;
-    for (const struct worker *w = s->workers; w && n < PATIENT_MAX; w = w->next) {
-        bool late = (double)(now - w->learnt.since_ms) > s->o->restore_timeout * 1000;
+    for (const struct worker *w = ws->workers; w && n < PATIENT_MAX; w = w->next) {
+        bool late = (double)(now - w->learnt.since_ms) > ws->o->restore_timeout * 1000;
         if (!w->learnt.waits || !(late || w->health == HEALTH_DOWN || w->unreachable)) continue;
         ids[n++] = w->id;
     }
     return n;
 }
 
-void survey_tick(struct workers *s)
+void survey_tick(struct workers *ws)
 {
     uint64_t now = now_ms(), ids[PATIENT_MAX];
-    for (struct worker *w = s->workers; w && s->surveys_n < SURVEYS_MAX; w = w->next) {
+    for (struct worker *w = ws->workers; w && ws->surveys_n < SURVEYS_MAX; w = w->next) {
         if (!w->learnt.due_ms || w->learnt.due_ms > now || w->health != HEALTH_UP || !w->models_status) continue;
-        kvr_lock(&s->lock);
-        if (begin_locked(s, w)) w->learnt.due_ms = 0;
-        kvr_unlock(&s->lock);
+        kvr_lock(&ws->lock);
+        if (begin_locked(ws, w)) w->learnt.due_ms = 0;
+        kvr_unlock(&ws->lock);
     }
-    size_t n = find_patient(s, now, ids);
-    for (size_t i = 0; i < n; i++) learn_nothing(s, ids[i]);
+    size_t n = find_patient(ws, now, ids);
+    for (size_t i = 0; i < n; i++) learn_nothing(ws, ids[i]);
 }
 
-void survey_stop(struct workers *s)
+void survey_stop(struct workers *ws)
 {
-    while (s->surveys) {
-        kvr_engine_ask_cancel(s->surveys->ask);
-        forget(s->surveys);
+    while (ws->surveys) {
+        kvr_engine_ask_cancel(ws->surveys->ask);
+        forget(ws->surveys);
     }
 }

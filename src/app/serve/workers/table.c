@@ -2,16 +2,17 @@
 /*
  * The worker table: who is there, may it be chosen, what does it serve. Whoever adds to it or removes from it is in workers.c.
  *
- * All under serve.lock, but what is atomic in a worker that is held.
+ * All under the table's lock, but what is atomic in a worker that is held.
  */
 #include "app/serve/workers/room.h"
-#include "app/serve/common/clock.h"
 
 #include <string.h>
 
-struct worker *worker_find_locked(struct workers *s, uint64_t id)
+#include "app/serve/common/clock.h"
+
+struct worker *worker_find_locked(struct workers *ws, uint64_t id)
 {
-    const uint64_t *at = kvr_map64_get(&s->workers_by_id, id);
+    const uint64_t *at = kvr_map64_get(&ws->workers_by_id, id);
     return at ? (struct worker *)(uintptr_t)*at : NULL;
 }
 
@@ -53,10 +54,10 @@ bool worker_takes_whole(const struct worker *w)
     return w->role == ROLE_BOTH || (w->role == ROLE_DECODE && w->local_prefill && w->kv_protocol != KVR_KV_SGLANG);
 }
 
-void worker_sync_locked(struct workers *s, struct worker *w)
+void worker_sync_locked(struct workers *ws, struct worker *w)
 {
     bool ok = worker_is_schedulable(w, now_ms());
-    (void)s;
+    (void)ws;
     w->schedulable = ok;
     if (!w->removed) kvr_router_set_schedulable(w->partition->router, w->id, ok);
 }
@@ -66,7 +67,7 @@ static bool name_is(const char *name, const char *s, size_t len)
     return strlen(name) == len && memcmp(name, s, len) == 0;
 }
 
-bool worker_serves_locked(const struct workers *s, const struct worker *w, const char *model, size_t len, bool *is_lora)
+bool worker_serves_locked(const struct workers *ws, const struct worker *w, const char *model, size_t len, bool *is_lora)
 {
     *is_lora = false;
     if (!model) return true;
@@ -76,13 +77,13 @@ bool worker_serves_locked(const struct workers *s, const struct worker *w, const
             return true;
         }
     if (w->model[0]) return name_is(w->model, model, len);
-    if (s->o->model && name_is(s->o->model, model, len)) return true;
-    return w->models == NULL && !s->o->model; /* not known yet: let the engine say */
+    if (ws->o->model && name_is(ws->o->model, model, len)) return true;
+    return w->models == NULL && !ws->o->model; /* not known yet: let the engine say */
 }
 
-const char *worker_model(const struct workers *s, const struct worker *w)
+const char *worker_model(const struct workers *ws, const struct worker *w)
 {
-    return w->model[0] ? w->model : s->o->model ? s->o->model : w->models_n ? w->models[0].id : "default";
+    return w->model[0] ? w->model : ws->o->model ? ws->o->model : w->models_n ? w->models[0].id : "default";
 }
 
 uint64_t worker_room_locked(const struct worker *w, const char *model)
@@ -90,4 +91,56 @@ uint64_t worker_room_locked(const struct worker *w, const char *model)
     for (size_t i = 0; i < w->models_n; i++)
         if (!*model || strcmp(w->models[i].id, model) == 0) return w->models[i].max_model_len;
     return 0;
+}
+
+/* ---- for other rooms --------------------------------------------------------------------------------- */
+
+void workers_set_listener(struct workers *ws, void *listener)
+{
+    ws->listener = listener;
+}
+
+void workers_lock(struct workers *ws)
+{
+    kvr_lock(&ws->lock);
+}
+
+void workers_unlock(struct workers *ws)
+{
+    kvr_unlock(&ws->lock);
+}
+
+struct worker *workers_first(const struct workers *ws)
+{
+    return ws->workers;
+}
+
+size_t workers_count(const struct workers *ws)
+{
+    return ws->workers_n;
+}
+
+int workers_mode(const struct workers *ws)
+{
+    return atomic_load(&ws->mode);
+}
+
+void workers_set_mode(struct workers *ws, int mode)
+{
+    atomic_store(&ws->mode, mode);
+}
+
+bool workers_have_roles(const struct workers *ws)
+{
+    return atomic_load(&ws->has_roles);
+}
+
+uint64_t workers_version(const struct workers *ws)
+{
+    return atomic_load(&ws->workers_version);
+}
+
+struct worker_counters *workers_counters(struct workers *ws)
+{
+    return &ws->counters;
 }

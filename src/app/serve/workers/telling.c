@@ -7,9 +7,10 @@
  * there was a hit, and SILENT_MIN times nothing was told, it was started without the flag that makes it: then nobody can compare
  * predictions with answers, and a view that lacks blocks heals by events alone. That is said, once until it is down.
  */
+#include "app/serve/workers/telling.h"
+
 #include "app/serve/workers/room.h"
 #include "base/log.h"
-#include "app/serve/workers/telling.h"
 
 enum { SILENT_MIN = 5 };
 
@@ -20,11 +21,11 @@ static const char *flag_of(const struct worker *w)
     return w->learnt.facts.engine == KVR_FACT_VLLM ? vllm : "--enable-prompt-tokens-details (vLLM) or --enable-cache-report (SGLang)";
 }
 
-bool telling_note(struct workers *s, struct worker *w, const struct answer_telling *a)
+bool telling_note(struct workers *ws, struct worker *w, const struct answer_telling *a)
 {
     uint32_t form = UINT32_C(1) << a->form;
     bool say = false;
-    kvr_lock(&s->lock);
+    kvr_lock(&ws->lock);
     struct telling *t = &w->telling;
     if (a->told && !(t->forms & form)) {
         t->forms |= form;
@@ -32,7 +33,7 @@ bool telling_note(struct workers *s, struct worker *w, const struct answer_telli
     }
     bool known = (t->forms & form) != 0;
     if (!known && a->sure_hit && t->silent < SILENT_MIN) say = ++t->silent == SILENT_MIN;
-    kvr_unlock(&s->lock);
+    kvr_unlock(&ws->lock);
     if (say)
         kvr_log_warning(
             "kvroute: the answers of worker %llu (%.200s) tell no cached tokens, though %d of them must have had a hit: its predictions "

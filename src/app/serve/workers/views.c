@@ -3,19 +3,19 @@
  * KV events into the index, what a view is worth into the router. The callbacks run on the ingest thread; `user` is the worker's partition,
  * which lives as long as the process.
  */
-#include "app/serve/workers/evidence.h"
-#include "app/serve/workers/room.h"
+#include "app/serve/workers/views.h"
 
 #include <string.h>
 #include <kvroute/hash.h>
 
-#include "base/log.h"
-#include "store/view_store.h"
 #include "app/serve/common/clock.h"
+#include "app/serve/workers/evidence.h"
 #include "app/serve/workers/learn.h"
+#include "app/serve/workers/room.h"
 #include "app/serve/workers/roster.h"
-#include "app/serve/workers/views.h"
+#include "base/log.h"
 #include "store/event_recorder.h"
+#include "store/view_store.h"
 
 /* ---- what our own requests show of partial views ----------------------------------------------------------------- */
 
@@ -28,9 +28,9 @@ struct supposition {
     struct kvr_supposed *supposed;
 };
 
-static struct supposition **place_of(struct workers *s, struct kvr_worker w)
+static struct supposition **place_of(struct workers *ws, struct kvr_worker w)
 {
-    struct supposition **at = &s->suppositions;
+    struct supposition **at = &ws->suppositions;
     while (*at && kvr_worker_cmp((*at)->worker, w) != 0) at = &(*at)->next;
     return at;
 }
@@ -48,15 +48,15 @@ static int take_known(void *ctx, const struct kvr_event *ev)
     return 0;
 }
 
-static void suppose(struct workers *s, struct partition *p, struct kvr_worker w)
+static void suppose(struct workers *ws, struct partition *p, struct kvr_worker w)
 {
-    struct supposition **at = place_of(s, w);
+    struct supposition **at = place_of(ws, w);
     if (*at) return;
     struct supposition *u = calloc(1, sizeof *u);
     struct kvr_supposed_config c = {.worker = w, .apply = apply_supposed, .ctx = u};
     if (u && kvr_supposed_create(&c, &u->supposed) == 0) {
-        *u = (struct supposition){NULL, w, s, p, u->supposed};
-        kvr_supposed_reset(u->supposed, atomic_fetch_add(&s->view_tick, 1) + 1);
+        *u = (struct supposition){NULL, w, ws, p, u->supposed};
+        kvr_supposed_reset(u->supposed, atomic_fetch_add(&ws->view_tick, 1) + 1);
         (void)kvr_index_dump(p->index, &w, take_known, u);
         *at = u;
     } else {
@@ -82,9 +82,9 @@ static bool makes_up(void *ctx, struct kvr_worker w)
 }
 
 /* When nothing that is supposed is left. */
-static void stop_supposing(struct workers *s, struct kvr_worker w)
+static void stop_supposing(struct workers *ws, struct kvr_worker w)
 {
-    if (!makes_up(s, w)) on_leave(s, w);
+    if (!makes_up(ws, w)) on_leave(ws, w);
 }
 
 /* Removals go to the index name by name, so that each one is known to have been found or not. */
@@ -102,11 +102,11 @@ static int remove_names(const struct supposition *u, const struct kvr_event *ev,
     return rc;
 }
 
-static int apply_event(struct workers *s, const struct partition *p, const struct kvr_event *ev)
+static int apply_event(struct workers *ws, const struct partition *p, const struct kvr_event *ev)
 {
-    const struct supposition *u = ev->tier == KVR_TIER_DEVICE ? *place_of(s, ev->worker) : NULL;
+    const struct supposition *u = ev->tier == KVR_TIER_DEVICE ? *place_of(ws, ev->worker) : NULL;
     if (!u) return kvr_index_apply(p->index, ev);
-    uint64_t tick = atomic_fetch_add(&s->view_tick, 1) + 1;
+    uint64_t tick = atomic_fetch_add(&ws->view_tick, 1) + 1;
     if (ev->kind == KVR_EVENT_REMOVED) return remove_names(u, ev, tick);
     int rc = kvr_index_apply(p->index, ev);
     if (ev->kind == KVR_EVENT_CLEARED) kvr_supposed_reset(u->supposed, tick);
@@ -123,29 +123,29 @@ static void on_served(void *ctx, void *user, const struct kvr_served *v)
 
 static void on_tick(void *ctx, uint64_t now)
 {
-    struct workers *s = ctx;
+    struct workers *ws = ctx;
     struct kvr_supposed_stats sum = {0}, st;
     (void)now;
-    for (const struct supposition *u = s->suppositions; u; u = u->next) {
+    for (const struct supposition *u = ws->suppositions; u; u = u->next) {
         kvr_supposed_tick(u->supposed, now_ms());
         kvr_supposed_stats(u->supposed, &st);
         sum.anonymous += st.anonymous;
     }
-    atomic_store(&s->view_supposed, sum.anonymous);
+    atomic_store(&ws->view_supposed, sum.anonymous);
 }
 
 /* ---- events ---------------------------------------------------------------------------------------------------------- */
 
 static int on_event(void *ctx, void *user, const struct kvr_event *ev, const struct kvr_ingest_origin *origin)
 {
-    struct workers *s = ctx;
+    struct workers *ws = ctx;
     const struct partition *p = user;
     (void)origin;
     if (ev->tier != KVR_TIER_DEVICE) kvr_router_use_lower_tiers(p->router);
-    kvr_recorder_event(s->recorder, ev);
-    int rc = apply_event(s, p, ev);
-    evidence_event(s, ev);
-    atomic_fetch_add_explicit(rc ? &s->counters.events_failed_total : &s->counters.events_applied_total, 1, memory_order_relaxed);
+    kvr_recorder_event(ws->recorder, ev);
+    int rc = apply_event(ws, p, ev);
+    evidence_event(ws, ev);
+    atomic_fetch_add_explicit(rc ? &ws->counters.events_failed_total : &ws->counters.events_applied_total, 1, memory_order_relaxed);
     return rc;
 }
 
@@ -166,16 +166,16 @@ static void on_window(void *ctx, void *user, const struct kvr_window_event *ev)
 static void on_reset(void *ctx, void *user, struct kvr_worker w)
 {
     const struct partition *p = user;
-    struct workers *s = ctx;
-    struct supposition *u = *place_of(s, w);
-    if (u) kvr_supposed_reset(u->supposed, atomic_fetch_add(&s->view_tick, 1) + 1);
-    kvr_recorder_event(s->recorder, &(struct kvr_event){.worker = w, .kind = KVR_EVENT_CLEARED});
+    struct workers *ws = ctx;
+    struct supposition *u = *place_of(ws, w);
+    if (u) kvr_supposed_reset(u->supposed, atomic_fetch_add(&ws->view_tick, 1) + 1);
+    kvr_recorder_event(ws->recorder, &(struct kvr_event){.worker = w, .kind = KVR_EVENT_CLEARED});
     kvr_index_drop_rank(p->index, w);
-    evidence_reset(s, w);
-    kvr_lock(&s->lock); /* nobody waits for the ingest thread under it */
-    struct worker *worker = worker_find_locked(s, w.worker_id);
+    evidence_reset(ws, w);
+    kvr_lock(&ws->lock); /* nobody waits for the ingest thread under it */
+    struct worker *worker = worker_find_locked(ws, w.worker_id);
     if (worker) atomic_store(&worker->reports, false); /* it may be another engine */
-    kvr_unlock(&s->lock);
+    kvr_unlock(&ws->lock);
 }
 
 /* Less is known than before, or nothing still: requests go by load, or by what is known. */
@@ -194,28 +194,29 @@ static void tell_view(struct kvr_worker w, enum kvr_view_knowledge was, enum kvr
 
 static void on_view(void *ctx, void *user, struct kvr_worker w, enum kvr_view_knowledge knowledge, const char *reason)
 {
-    struct workers *s = ctx;
+    struct workers *ws = ctx;
     struct partition *p = user;
-    if (knowledge == KVR_VIEW_PARTIAL) suppose(s, p, w);
-    if (knowledge == KVR_VIEW_WHOLE) stop_supposing(s, w);
+    if (knowledge == KVR_VIEW_PARTIAL) suppose(ws, p, w);
+    if (knowledge == KVR_VIEW_WHOLE) stop_supposing(ws, w);
     kvr_router_set_trusted(p->router, w, knowledge != KVR_VIEW_UNKNOWN);
     enum kvr_view_knowledge was = KVR_VIEW_UNKNOWN;
-    kvr_lock(&s->lock); /* nobody waits for the ingest thread under it */
-    struct worker *worker = worker_find_locked(s, w.worker_id);
+    kvr_lock(&ws->lock); /* nobody waits for the ingest thread under it */
+    struct worker *worker = worker_find_locked(ws, w.worker_id);
     if (worker && w.dp_rank - worker->dp_start < worker->dp_size)
         was = atomic_exchange(&worker->ranks[w.dp_rank - worker->dp_start].view, knowledge);
-    kvr_unlock(&s->lock);
+    kvr_unlock(&ws->lock);
     tell_view(w, was, knowledge, reason);
 }
 
-void views_served(struct workers *s, struct kvr_served *v)
+void views_served(struct workers *ws, struct kvr_served *v)
 {
-    if (kvr_ingest_served(s->ingest, v)) atomic_fetch_add(&s->counters.view_prompts_dropped_total, 1);
+    if (kvr_ingest_served(ws->ingest, v)) atomic_fetch_add(&ws->counters.view_prompts_dropped_total, 1);
 }
 
-void views_expect_reports(struct workers *s, struct worker *w)
+void views_expect_reports(struct workers *ws, struct worker *w)
 {
-    if (s->ingest && !atomic_exchange(&w->reports, true) && !kvr_ingest_expect_reports(s->ingest, w->id)) atomic_store(&w->reports, false);
+    if (ws->ingest && !atomic_exchange(&w->reports, true) && !kvr_ingest_expect_reports(ws->ingest, w->id))
+        atomic_store(&w->reports, false);
 }
 
 enum kvr_view_knowledge views_knowledge(const struct worker *w, uint32_t rank)
@@ -223,35 +224,35 @@ enum kvr_view_knowledge views_knowledge(const struct worker *w, uint32_t rank)
     return rank - w->dp_start < w->dp_size ? (enum kvr_view_knowledge)atomic_load(&w->ranks[rank - w->dp_start].view) : KVR_VIEW_UNKNOWN;
 }
 
-bool views_run(const struct workers *s)
+bool views_run(const struct workers *ws)
 {
-    return s->ingest != NULL;
+    return ws->ingest != NULL;
 }
 
-bool views_durable_runs(const struct workers *s)
+bool views_durable_runs(const struct workers *ws)
 {
-    return s->durable != NULL;
+    return ws->durable != NULL;
 }
 
-uint64_t views_moment(const struct workers *s)
+uint64_t views_moment(const struct workers *ws)
 {
-    return atomic_load(&s->view_tick);
+    return atomic_load(&ws->view_tick);
 }
 
-struct kvr_view_status *views_status(struct workers *s, size_t *n)
+struct kvr_view_status *views_status(struct workers *ws, size_t *n)
 {
-    size_t room = s->ingest ? kvr_ingest_status(s->ingest, NULL, 0) + 8 : 1; /* some may come meanwhile */
+    size_t room = ws->ingest ? kvr_ingest_status(ws->ingest, NULL, 0) + 8 : 1; /* some may come meanwhile */
     struct kvr_view_status *st = calloc(room, sizeof *st);
-    *n = s->ingest && st ? KVR_MIN(kvr_ingest_status(s->ingest, st, room), room) : 0;
+    *n = ws->ingest && st ? KVR_MIN(kvr_ingest_status(ws->ingest, st, room), room) : 0;
     return st;
 }
 
-int views_start(struct workers *s)
+int views_start(struct workers *ws)
 {
-    if (!s->o->kv_events || s->o->overlap_credit <= 0 || s->o->use_remote_indexer) return 0;
-    struct kvr_recorder_config rc = {s->o->record_events, s->o->record_max_lines, s->o->record_max_count, s->o->record_max_secs};
+    if (!ws->o->kv_events || ws->o->overlap_credit <= 0 || ws->o->use_remote_indexer) return 0;
+    struct kvr_recorder_config rc = {ws->o->record_events, ws->o->record_max_lines, ws->o->record_max_count, ws->o->record_max_secs};
     char err[400];
-    if (rc.path && kvr_recorder_create(&rc, &s->recorder, err, sizeof err)) {
+    if (rc.path && kvr_recorder_create(&rc, &ws->recorder, err, sizeof err)) {
         kvr_log_error("kvroute: --record-events: %s", err);
         return -KVR_EINVAL;
     }
@@ -264,17 +265,17 @@ int views_start(struct workers *s)
                                    .makes_up = makes_up,
                                    .on_served = on_served,
                                    .on_tick = on_tick,
-                                   .ctx = s};
-    int failed = kvr_ingest_create(&h, s->o->restore_timeout, &s->ingest);
+                                   .ctx = ws};
+    int failed = kvr_ingest_create(&h, ws->o->restore_timeout, &ws->ingest);
     if (failed) return failed;
-    kvr_ingest_set_curve(s->ingest, s->process->curve);
-    const char *who = s->o->select_only ? "kvroute select" : "kvroute serve";
+    kvr_ingest_set_curve(ws->ingest, ws->process->curve);
+    const char *who = ws->o->select_only ? "kvroute select" : "kvroute serve";
     char why[KVR_PATH_ERROR_MAX];
-    if (s->o->data_dir && kvr_view_store_open(s->ingest, s->o->data_dir, s->o->snapshot_interval, who, &s->store, why, sizeof why)) {
+    if (ws->o->data_dir && kvr_view_store_open(ws->ingest, ws->o->data_dir, ws->o->snapshot_interval, who, &ws->store, why, sizeof why)) {
         kvr_log_error("%s: --data-dir: %s; allowed: a directory that can be written, for this process alone", who, why);
         return -KVR_EINVAL;
     }
-    return s->o->plane.plane != KVR_PLANE_NATS ? 0 : kvr_plane_feed_nats(s->process->nats, s->process->scope, s->ingest, &s->feed);
+    return ws->o->plane.plane != KVR_PLANE_NATS ? 0 : kvr_plane_feed_nats(ws->process->nats, ws->process->scope, ws->ingest, &ws->feed);
 }
 
 /* Partitions live as long as the process. */
@@ -291,43 +292,43 @@ static void release(void *ctx, void *user)
     (void)user;
 }
 
-int views_start_durable(struct workers *s)
+int views_start_durable(struct workers *ws)
 {
-    const struct kvr_plane_options *o = &s->o->plane;
-    struct kvr_durable_config c = {.link = s->process->nats,
-                                   .scope = s->process->scope,
-                                   .in = s->ingest,
+    const struct kvr_plane_options *o = &ws->o->plane;
+    struct kvr_durable_config c = {.link = ws->process->nats,
+                                   .scope = ws->process->scope,
+                                   .in = ws->ingest,
                                    .replicas = (int)o->nats_replicas,
                                    .threshold = o->snapshot_threshold,
                                    .reset = o->reset_states,
                                    .hold = hold,
                                    .release = release};
-    return o->plane == KVR_PLANE_JETSTREAM && s->ingest ? kvr_durable_feed_open(&c, &s->durable) : 0;
+    return o->plane == KVR_PLANE_JETSTREAM && ws->ingest ? kvr_durable_feed_open(&c, &ws->durable) : 0;
 }
 
-void views_let_go_of_disk(struct workers *s)
+void views_let_go_of_disk(struct workers *ws)
 {
-    kvr_view_store_stop(s->store);
+    kvr_view_store_stop(ws->store);
 }
 
-void views_stop(struct workers *s)
+void views_stop(struct workers *ws)
 {
-    kvr_plane_feed_close(s->feed);
-    kvr_durable_feed_close(s->durable);
-    s->durable = NULL;
-    kvr_view_store_stop(s->store);
-    kvr_ingest_destroy(s->ingest);
-    kvr_view_store_destroy(s->store);
-    s->store = NULL;
-    kvr_recorder_destroy(s->recorder);
-    s->feed = NULL;
-    s->ingest = NULL;
+    kvr_plane_feed_close(ws->feed);
+    kvr_durable_feed_close(ws->durable);
+    ws->durable = NULL;
+    kvr_view_store_stop(ws->store);
+    kvr_ingest_destroy(ws->ingest);
+    kvr_view_store_destroy(ws->store);
+    ws->store = NULL;
+    kvr_recorder_destroy(ws->recorder);
+    ws->feed = NULL;
+    ws->ingest = NULL;
 }
 
-bool views_has_source(const struct workers *s, const struct worker *w, uint32_t place)
+bool views_has_source(const struct workers *ws, const struct worker *w, uint32_t place)
 {
-    bool usable = s->ingest && !w->learnt.waits && !w->learnt.ranks_unknown;
-    return usable && (w->ranks[place].endpoints[RANK_EVENTS][0] || s->o->plane.plane != KVR_PLANE_ZMQ);
+    bool usable = ws->ingest && !w->learnt.waits && !w->learnt.ranks_unknown;
+    return usable && (w->ranks[place].endpoints[RANK_EVENTS][0] || ws->o->plane.plane != KVR_PLANE_ZMQ);
 }
 
 const char *views_why_none(const struct worker *w)
@@ -338,12 +339,12 @@ const char *views_why_none(const struct worker *w)
 }
 
 /* From what the data directory has of it. A rank of a shared stream has no place of its own to go on from. */
-static void follow(struct workers *s, const struct worker *w, struct partition *partition, struct kvr_ingest_source *src)
+static void follow(struct workers *ws, const struct worker *w, struct partition *partition, struct kvr_ingest_source *src)
 {
     struct kvr_view_identity id = {w->model, w->group, src->events};
     bool tiers = false;
-    if (s->store && src->events) kvr_view_store_follow(s->store, &id, partition->index, src, &tiers);
-    else kvr_ingest_add(s->ingest, src);
+    if (ws->store && src->events) kvr_view_store_follow(ws->store, &id, partition->index, src, &tiers);
+    else kvr_ingest_add(ws->ingest, src);
     if (tiers) kvr_router_use_lower_tiers(partition->router);
 }
 
@@ -358,9 +359,9 @@ static void join_pool(const struct worker *w, struct partition *partition, struc
     kvr_router_use_lower_tiers(partition->router);
 }
 
-void views_follow(struct workers *s, const struct worker *w, struct partition *partition)
+void views_follow(struct workers *ws, const struct worker *w, struct partition *partition)
 {
-    for (uint32_t r = 0; s->ingest && r < w->dp_size; r++) {
+    for (uint32_t r = 0; ws->ingest && r < w->dp_size; r++) {
         const char *events = w->ranks[r].endpoints[RANK_EVENTS], *replay = w->ranks[r].endpoints[RANK_REPLAY];
         struct kvr_ingest_source src = {.worker = {w->id, w->dp_start + r},
                                         .block_size = w->block_size,
@@ -371,58 +372,58 @@ void views_follow(struct workers *s, const struct worker *w, struct partition *p
                                         .tier_chunk = w->kv_offload_chunk / w->block_size,
                                         .user = partition};
         if (partition->index) join_pool(w, partition, src.worker);
-        if (views_has_source(s, w, r)) follow(s, w, partition, &src);
+        if (views_has_source(ws, w, r)) follow(ws, w, partition, &src);
     }
 }
 
-void views_unfollow(struct workers *s, uint64_t id)
+void views_unfollow(struct workers *ws, uint64_t id)
 {
-    if (s->ingest) kvr_ingest_remove(s->ingest, id, NULL);
-    if (s->store) kvr_view_store_unfollow(s->store, id);
+    if (ws->ingest) kvr_ingest_remove(ws->ingest, id, NULL);
+    if (ws->store) kvr_view_store_unfollow(ws->store, id);
 }
 
 /* The views of a durable stream are declared untrusted at once; what settles them is the end of the stream. */
-void views_tick(struct workers *s)
+void views_tick(struct workers *ws)
 {
     bool all = true;
-    if (s->o->plane.plane != KVR_PLANE_JETSTREAM || !s->ingest || atomic_load(&s->caught_up)) return;
-    size_t n = kvr_ingest_status(s->ingest, NULL, 0);
+    if (ws->o->plane.plane != KVR_PLANE_JETSTREAM || !ws->ingest || atomic_load(&ws->caught_up)) return;
+    size_t n = kvr_ingest_status(ws->ingest, NULL, 0);
     struct kvr_view_status *st = calloc(n + 1, sizeof *st);
-    n = st ? KVR_MIN(kvr_ingest_status(s->ingest, st, n), n) : 0;
+    n = st ? KVR_MIN(kvr_ingest_status(ws->ingest, st, n), n) : 0;
     for (size_t i = 0; i < n; i++) all &= st[i].trusted;
-    if (kvr_catch_up_step(&s->catch_up, s->ingest, all && st, now_ms(), (uint64_t)(s->o->restore_timeout * 1000)))
-        atomic_store(&s->caught_up, true);
+    if (kvr_catch_up_step(&ws->catch_up, ws->ingest, all && st, now_ms(), (uint64_t)(ws->o->restore_timeout * 1000)))
+        atomic_store(&ws->caught_up, true);
     free(st);
 }
 
 /* How many sources there are, of all workers; false while one is not known yet, or without memory. */
-static bool count_sources(struct workers *s, size_t *n)
+static bool count_sources(struct workers *ws, size_t *n)
 {
-    const struct roster_row *all = roster_hold(s, "");
+    const struct roster_row *all = roster_hold(ws, "");
     bool waits = !all;
     *n = 0;
     for (size_t i = 0; !waits && i < all->servers_n; i++) {
         const struct worker *w = all->servers[i].worker;
-        kvr_lock(&s->lock);
+        kvr_lock(&ws->lock);
         waits = w->learnt.waits;
-        for (uint32_t r = 0; r < w->dp_size; r++) *n += views_has_source(s, w, r);
-        kvr_unlock(&s->lock);
+        for (uint32_t r = 0; r < w->dp_size; r++) *n += views_has_source(ws, w, r);
+        kvr_unlock(&ws->lock);
     }
     roster_let_go(all);
     return !waits;
 }
 
-bool views_settled(struct workers *s)
+bool views_settled(struct workers *ws)
 {
     struct kvr_view_status *st;
     size_t want, n, cap, settled = 0;
-    if (!s->ingest) return true;
-    if (s->o->plane.plane == KVR_PLANE_JETSTREAM && !atomic_load(&s->caught_up)) return false;
-    if (!count_sources(s, &want)) return false;
+    if (!ws->ingest) return true;
+    if (ws->o->plane.plane == KVR_PLANE_JETSTREAM && !atomic_load(&ws->caught_up)) return false;
+    if (!count_sources(ws, &want)) return false;
     cap = want + 16;
     st = calloc(cap, sizeof *st);
     if (!st) return false;
-    n = kvr_ingest_status(s->ingest, st, cap);
+    n = kvr_ingest_status(ws->ingest, st, cap);
     for (size_t i = 0; i < KVR_MIN(n, cap); i++) settled += st[i].settled;
     free(st);
     return settled >= want;
@@ -431,16 +432,16 @@ bool views_settled(struct workers *s)
 /* ---- wiring ------------------------------------------------------------------------------------------------------- */
 
 /* Where the engine has been asked, learn.c says what it lacks. */
-static bool lacks_replay(const struct workers *s, const struct worker *w, const struct kvr_view_status *st)
+static bool lacks_replay(const struct workers *ws, const struct worker *w, const struct kvr_view_status *st)
 {
-    return st->connected && !st->can_replay && !w->learnt.answered && (!learns(s, w) || !w->learnt.waits);
+    return st->connected && !st->can_replay && !w->learnt.answered && (!learns(ws, w) || !w->learnt.waits);
 }
 
-static enum wiring wiring_of(const struct workers *s, const struct worker *w, const struct kvr_view_status *st, uint64_t now)
+static enum wiring wiring_of(const struct workers *ws, const struct worker *w, const struct kvr_view_status *st, uint64_t now)
 {
     if (st->events_trouble) return WIRING_EVENTS;
     if (st->replay_trouble) return WIRING_REPLAY;
-    if (now - w->learnt.since_ms >= WIRING_PATIENCE_MS && lacks_replay(s, w, st)) return WIRING_NO_REPLAY;
+    if (now - w->learnt.since_ms >= WIRING_PATIENCE_MS && lacks_replay(ws, w, st)) return WIRING_NO_REPLAY;
     if (st->connected || st->paused || w->health != HEALTH_UP || now - w->learnt.since_ms < WIRING_PATIENCE_MS) return WIRING_FINE;
     return WIRING_SILENT;
 }
@@ -461,26 +462,26 @@ static void tell_wiring(const struct worker *w, uint32_t place, const struct kvr
     else kvr_log("kvroute: worker %llu rank %u: its events endpoint answers", id, rank);
 }
 
-static void look_at_wiring_locked(struct workers *s, const struct kvr_view_status *st, uint64_t now)
+static void look_at_wiring_locked(struct workers *ws, const struct kvr_view_status *st, uint64_t now)
 {
-    struct worker *w = worker_find_locked(s, st->worker.worker_id);
+    struct worker *w = worker_find_locked(ws, st->worker.worker_id);
     uint32_t place = w ? st->worker.dp_rank - w->dp_start : 0;
     if (!w || place >= w->dp_size || !w->ranks[place].endpoints[RANK_EVENTS][0]) return;
-    enum wiring is = wiring_of(s, w, st, now);
+    enum wiring is = wiring_of(ws, w, st, now);
     if (is != w->ranks[place].wiring) tell_wiring(w, place, st, is);
     w->ranks[place].wiring = (unsigned char)is;
 }
 
-void views_wiring_tick(struct workers *s)
+void views_wiring_tick(struct workers *ws)
 {
-    size_t n = s->ingest && s->o->plane.plane == KVR_PLANE_ZMQ ? kvr_ingest_status(s->ingest, NULL, 0) : 0;
+    size_t n = ws->ingest && ws->o->plane.plane == KVR_PLANE_ZMQ ? kvr_ingest_status(ws->ingest, NULL, 0) : 0;
     struct kvr_view_status *st = n ? calloc(n, sizeof *st) : NULL;
     uint64_t now = now_ms();
-    n = st ? KVR_MIN(kvr_ingest_status(s->ingest, st, n), n) : 0;
+    n = st ? KVR_MIN(kvr_ingest_status(ws->ingest, st, n), n) : 0;
     for (size_t i = 0; i < n; i++) {
-        kvr_lock(&s->lock);
-        look_at_wiring_locked(s, &st[i], now);
-        kvr_unlock(&s->lock);
+        kvr_lock(&ws->lock);
+        look_at_wiring_locked(ws, &st[i], now);
+        kvr_unlock(&ws->lock);
     }
     free(st);
 }

@@ -76,17 +76,18 @@ struct tier_sample { /* of a rank's tier of which something is known */
     uint64_t blocks;
 };
 
-static struct tier_sample *told_tiers(struct workers *s, struct kvr_prom_page *b, const struct kvr_view_status *st, size_t n, size_t *out_n)
+static struct tier_sample *told_tiers(struct workers *ws, struct kvr_prom_page *b, const struct kvr_view_status *st, size_t n,
+                                      size_t *out_n)
 {
     struct tier_sample *out = malloc((n * (KVR_TIER_COUNT - 1) + 1) * sizeof *out);
     *out_n = 0;
     if (!out) b->out->failed = true;
     for (size_t i = 0; out && i < n; i++) {
         struct kvr_tier_status tiers[KVR_TIER_COUNT];
-        workers_lock(s);
-        const struct worker *w = worker_find_locked(s, st[i].worker.worker_id);
+        workers_lock(ws);
+        const struct worker *w = worker_find_locked(ws, st[i].worker.worker_id);
         struct kvr_index *index = w ? w->partition->index : NULL; /* a partition stays */
-        workers_unlock(s);
+        workers_unlock(ws);
         if (!index) continue;
         kvr_index_tier_status(index, st[i].worker, tiers);
         for (int t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT; t++) {
@@ -98,10 +99,10 @@ static struct tier_sample *told_tiers(struct workers *s, struct kvr_prom_page *b
     return out;
 }
 
-static void put_view_tiers(struct workers *s, struct kvr_prom_page *b, const struct kvr_view_status *st, size_t n)
+static void put_view_tiers(struct workers *ws, struct kvr_prom_page *b, const struct kvr_view_status *st, size_t n)
 {
     size_t told;
-    struct tier_sample *x = told_tiers(s, b, st, n, &told);
+    struct tier_sample *x = told_tiers(ws, b, st, n, &told);
 #define TIER_OF(x) RANK_OF(x), KVR_PROM_TEXT("tier", kvr_tier_name((x).tier))
     put_family(b, "view_tier_blocks", "gauge", "Blocks that a rank keeps in a lower tier, of tiers that events tell of");
     for (size_t i = 0; i < told; i++) kvr_prom_put_u64(b, KVR_PROM_PAIRS(TIER_OF(x[i])), x[i].blocks);
@@ -114,18 +115,18 @@ static void put_view_tiers(struct workers *s, struct kvr_prom_page *b, const str
     free(x);
 }
 
-static void put_views(struct workers *s, struct kvr_prom_page *b)
+static void put_views(struct workers *ws, struct kvr_prom_page *b)
 {
     size_t n;
-    struct kvr_view_status *st = views_status(s, &n);
+    struct kvr_view_status *st = views_status(ws, &n);
     if (!st) b->out->failed = true;
     put_family(b, "view_trusted", "gauge", "1 when the view of a rank's cache is of use: whole or partial");
     for (size_t i = 0; i < n; i++) kvr_prom_put_u64(b, KVR_PROM_PAIRS(RANK_OF(st[i])), st[i].trusted);
     kvr_view_metrics(b, st, n);
     put_view_ages(b, st, n);
-    put_view_tiers(s, b, st, n);
+    put_view_tiers(ws, b, st, n);
     put_gauge(b, "view_supposed_blocks", "Blocks in partial views for which only answers of their engines speak",
-              (double)atomic_load(&s->view_supposed));
+              (double)atomic_load(&ws->view_supposed));
     put_family(b, "view_recovering", "gauge", "1 while what a view has lost is being fetched");
     for (size_t i = 0; i < n; i++) kvr_prom_put_u64(b, KVR_PROM_PAIRS(RANK_OF(st[i])), st[i].repairing && !st[i].trusted);
 #define PUT(name) put_view_counter(b, st, n, #name, offsetof(struct kvr_view_status, name));
@@ -141,11 +142,11 @@ static void put_views(struct workers *s, struct kvr_prom_page *b)
     free(st);
 }
 
-void views_metrics(struct workers *s, struct kvr_prom_page *b)
+void views_metrics(struct workers *ws, struct kvr_prom_page *b)
 {
-    put_views(s, b);
-    kvr_recorder_metrics(s->recorder, b);
-    kvr_view_store_metrics(s->store, b);
-    kvr_plane_feed_metrics(s->o->plane.plane != KVR_PLANE_ZMQ, s->feed, s->ingest, s->process->nats, b);
-    kvr_durable_feed_metrics(s->durable, b);
+    put_views(ws, b);
+    kvr_recorder_metrics(ws->recorder, b);
+    kvr_view_store_metrics(ws->store, b);
+    kvr_plane_feed_metrics(ws->o->plane.plane != KVR_PLANE_ZMQ, ws->feed, ws->ingest, ws->process->nats, b);
+    kvr_durable_feed_metrics(ws->durable, b);
 }

@@ -4,9 +4,9 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "app/serve/common/limits.h"
 #include "base/lock.h"
 #include "base/map64.h"
-#include "app/serve/common/limits.h"
 
 /* A value of `blocks`: how many watch for the block, and the number of the last event that stored it. */
 enum { WATCHED_MAX = 64 << 10, WATCHERS_BITS = 16, REMOVED_MAX = 64 << 10 };

@@ -3,11 +3,11 @@
  * A worker: what its entry says (spec.c, read_object.c), what is known of it (learnt.h, engine_load.h), how it stands (standing.c), and the
  * table of all (table.c; workers.c adds and removes).
  *
- * Threads: the main loop changes the table; all of it is under serve.lock but what is atomic. As nobody else changes which workers there
- * are, the main loop goes through them without the lock and takes it for one worker at a time, so that a page about thousands of workers
- * keeps no request waiting. A request holds its worker by a reference
- * (refs): then what its entry says does not change, and may be read without the lock, also when the worker was removed meanwhile. Functions
- * named _locked want serve.lock, and none of them may be called with a router's lock held.
+ * Threads: the main loop changes the table; all of it is under the table's lock but what is atomic. As nobody else changes which workers
+ * there are, the main loop goes through them without the lock and takes it for one worker at a time, so that a page about thousands of
+ * workers keeps no request waiting. A request holds its worker by a reference (refs): then what its entry says does not change, and may be
+ * read without the lock, also when the worker was removed meanwhile. Functions named _locked want the table's lock, and none of them may be
+ * called with a router's lock held.
  */
 #ifndef KVR_SERVE_WORKER_H
 #define KVR_SERVE_WORKER_H
@@ -59,7 +59,7 @@ enum { NOTES_MAX = 8, NOTE_MAX = 360, LEARN_AGAIN_MS = 1000, BLOCK_SIZE_DEFAULT 
 enum wiring { WIRING_FINE, WIRING_EVENTS, WIRING_REPLAY, WIRING_SILENT, WIRING_NO_REPLAY };
 enum { WIRING_PATIENCE_MS = 1000, WIRING_EVERY_MS = 300 };
 
-/* What an engine has said, and what is wrong with it. Under serve.lock. */
+/* What an engine has said, and what is wrong with it. Under the table's lock. */
 struct learnt {
     char notes[NOTES_MAX][NOTE_MAX], found[NOTE_MAX];
     size_t notes_n;
@@ -170,53 +170,53 @@ struct worker_spec {
 };
 struct kvr_entry;
 /* Of a worker of which nothing is given. */
-void worker_spec_init(const struct workers *s, struct worker_spec *spec);
+void worker_spec_init(const struct workers *ws, struct worker_spec *spec);
 /* Parses --worker. Returns: 0, or -1 with the reason in err. */
-int worker_parse(const struct workers *s, const char *text, struct worker_spec *out, char *err, size_t cap);
+int worker_parse(const struct workers *ws, const char *text, struct worker_spec *out, char *err, size_t cap);
 /* The same of an entry; one of a file is refused with file and line. */
-int worker_read(const struct workers *s, const struct kvr_entry *e, struct worker_spec *out, char *err, size_t cap);
+int worker_read(const struct workers *ws, const struct kvr_entry *e, struct worker_spec *out, char *err, size_t cap);
 /* "--worker: 'URL,...'", or "FILE:LINE: worker: 'URL'", without secrets: what a refusal of it begins with. line 0: its first. */
 enum { WORKER_NAME_MAX = 512 };
 void worker_name(const struct kvr_entry *e, size_t line, char *out, size_t cap);
 /* Adds or replaces; the table's copy has memory for the ranks it has. Returns: 0, -1 with the reason in err. */
-int worker_add(struct workers *s, const struct worker *w, char *err, size_t cap);
-bool worker_remove(struct workers *s, uint64_t id);
+int worker_add(struct workers *ws, const struct worker *w, char *err, size_t cap);
+bool worker_remove(struct workers *ws, uint64_t id);
 /* Another worker at its address, with ranks that it has too: its cache would be two workers', and its load half of what it is. 0: none.
  * Main loop. */
-uint64_t worker_twin(struct workers *s, const struct worker *w);
+uint64_t worker_twin(struct workers *ws, const struct worker *w);
 /* From now on it gets nothing new, or gets requests again; its views and what was learnt of it stay. false: there is no such worker. */
-bool worker_set_draining(struct workers *s, uint64_t id, bool draining);
-const char *worker_model(const struct workers *s, const struct worker *w);
+bool worker_set_draining(struct workers *ws, uint64_t id, bool draining);
+const char *worker_model(const struct workers *ws, const struct worker *w);
 /* Fields of a worker object over those of a spec. Returns: NULL, or the field that is wrong. */
 const char *worker_read_object(struct kvr_json o, struct worker_spec *spec);
 /* What members an object has that nobody reads. */
 void worker_unknown_members(struct kvr_json o, struct kvr_unknown_members *out);
 /* What is wrong with the first of them, in words. */
 void worker_unknown_say(const struct kvr_unknown_members *u, char *out, size_t cap);
-struct worker *worker_find_locked(struct workers *s, uint64_t id);
+struct worker *worker_find_locked(struct workers *ws, uint64_t id);
 /* What its entry says and what was learnt of it, not what is atomic. */
 void worker_copy_locked(struct worker_spec *to, const struct worker *from);
 /* Is there an endpoint of events in what an entry says, or was learnt? Notes it in the worker. */
 void worker_note_events(struct worker *w);
-struct worker *worker_hold(struct worker *w);                        /* of one that is held, or under serve.lock */
+struct worker *worker_hold(struct worker *w);                        /* of one that is held, or under the table's lock */
 void worker_let_go(struct worker *w);                                /* NULL is fine */
 bool worker_is_schedulable(const struct worker *w, uint64_t now_ms); /* no lock */
 /* May it be given a request as a whole? No lock, of a worker that is held. */
 bool worker_takes_whole(const struct worker *w);
-/* Tells routers of workers whose breaker's pause is over. Takes serve.lock when there are some. */
-void workers_sync_due(struct workers *s);
-void worker_sync_locked(struct workers *s, struct worker *w);     /* tells the router whether it may be chosen */
-void worker_report(struct workers *s, struct worker *w, bool ok); /* result of a request, for the breaker */
+/* Tells routers of workers whose breaker's pause is over. Takes the table's lock when there are some. */
+void workers_sync_due(struct workers *ws);
+void worker_sync_locked(struct workers *ws, struct worker *w);     /* tells the router whether it may be chosen */
+void worker_report(struct workers *ws, struct worker *w, bool ok); /* result of a request, for the breaker */
 /* why: it is down; NULL when it is up. Says so when that has changed. */
-void worker_set_health(struct workers *s, uint64_t id, enum health h, const char *why);
-void worker_set_models(struct workers *s, uint64_t id, struct model_entry *models, size_t n);
-void worker_models_refused(struct workers *s, uint64_t id, int status); /* it did not tell them; says so once */
+void worker_set_health(struct workers *ws, uint64_t id, enum health h, const char *why);
+void worker_set_models(struct workers *ws, uint64_t id, struct model_entry *models, size_t n);
+void worker_models_refused(struct workers *ws, uint64_t id, int status); /* it did not tell them; says so once */
 /* What was wrong with the list that it told; once a minute for each text. */
-void worker_models_note(struct workers *s, uint64_t id, const char *text);
+void worker_models_note(struct workers *ws, uint64_t id, const char *text);
 /* An address of a worker, as users have it: a /v1 at its end, of an OpenAI client's base URL, is left out, as paths have it already.
  * Returns: false: it is none. */
 bool worker_set_url(struct worker *w, const char *url, size_t len);
-bool worker_serves_locked(const struct workers *s, const struct worker *w, const char *model, size_t len, bool *is_lora);
+bool worker_serves_locked(const struct workers *ws, const struct worker *w, const char *model, size_t len, bool *is_lora);
 /* Tokens that the model has room for there ("": the first it lists); 0: not known. */
 uint64_t worker_room_locked(const struct worker *w, const char *model);
 

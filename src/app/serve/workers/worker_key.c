@@ -4,12 +4,13 @@
  * `Authorization: Bearer KEY` of what the router asks by itself, and of requests whose client sent no Authorization of its own. It is
  * in no log, answer or metric.
  */
-#include "app/serve/workers/room.h"
 #include "app/serve/workers/worker_key.h"
 
 #include <fcntl.h>
 #include <string.h>
 #include <unistd.h>
+
+#include "app/serve/workers/room.h"
 
 bool worker_key_ok(const char *key)
 {

@@ -6,19 +6,20 @@
  * other workers is looked up before, without it: these functions run on the main loop, and nobody else changes what they read - which
  * workers there are, in which order, and what their entries say. Under the lock a worker is put in its place, or taken out.
  */
-#include "app/serve/workers/evidence.h"
 #include "app/serve/workers/room.h"
-#include "base/log.h"
+
+#include <string.h>
+#include <time.h>
+
 #include "app/serve/common/clock.h"
+#include "app/serve/workers/evidence.h"
 #include "app/serve/workers/health.h"
 #include "app/serve/workers/labels.h"
 #include "app/serve/workers/learn.h"
 #include "app/serve/workers/model_counts.h"
 #include "app/serve/workers/roster.h"
 #include "app/serve/workers/views.h"
-
-#include <string.h>
-#include <time.h>
+#include "base/log.h"
 
 /* ---- workers of one engine --------------------------------------------------------------------------- */
 
@@ -28,67 +29,67 @@ static bool is_same_engine(const struct worker *a, const struct worker *b)
 }
 
 /* So many workers have its address, and perhaps other paths. */
-static size_t at_address(const struct workers *s, const struct worker *w)
+static size_t at_address(const struct workers *ws, const struct worker *w)
 {
-    const uint64_t *n = kvr_map64_get(&s->workers_at, w->endpoint.key);
+    const uint64_t *n = kvr_map64_get(&ws->workers_at, w->endpoint.key);
     return n ? (size_t)*n : 0;
 }
 
 /* Returns: false without memory. */
-static bool count_address(struct workers *s, const struct worker *w)
+static bool count_address(struct workers *ws, const struct worker *w)
 {
-    return !w->url[0] || kvr_map64_put(&s->workers_at, w->endpoint.key, at_address(s, w) + 1) == 0;
+    return !w->url[0] || kvr_map64_put(&ws->workers_at, w->endpoint.key, at_address(ws, w) + 1) == 0;
 }
 
-static void discount_address(struct workers *s, const struct worker *w)
+static void discount_address(struct workers *ws, const struct worker *w)
 {
-    uint64_t *n = w->url[0] ? kvr_map64_get(&s->workers_at, w->endpoint.key) : NULL;
-    if (n && --*n == 0) kvr_map64_del(&s->workers_at, w->endpoint.key);
+    uint64_t *n = w->url[0] ? kvr_map64_get(&ws->workers_at, w->endpoint.key) : NULL;
+    if (n && --*n == 0) kvr_map64_del(&ws->workers_at, w->endpoint.key);
 }
 
 /* One has come or gone: which workers are ranks of one engine, each registered for itself? All of one address are, or none: two that begin
  * at different ranks make each of them share with one of the two. */
-static void sort_engine(struct workers *s, const struct worker *changed)
+static void sort_engine(struct workers *ws, const struct worker *changed)
 {
     const struct worker *first = NULL;
     bool shared = false;
-    size_t n = changed->url[0] ? at_address(s, changed) : 0;
+    size_t n = changed->url[0] ? at_address(ws, changed) : 0;
     if (n == 0 || (n == 1 && !changed->shares_engine && !atomic_load(&changed->removed))) return; /* it is alone there */
-    for (const struct worker *w = s->workers; w && !shared; w = w->next) {
+    for (const struct worker *w = ws->workers; w && !shared; w = w->next) {
         if (!is_same_engine(w, changed)) continue;
         if (!first) first = w;
         shared = w->dp_start != first->dp_start;
     }
-    for (struct worker *w = s->workers; w; w = w->next) {
+    for (struct worker *w = ws->workers; w; w = w->next) {
         if (w->shares_engine == shared || !is_same_engine(w, changed)) continue;
-        kvr_lock(&s->lock);
+        kvr_lock(&ws->lock);
         w->shares_engine = shared;
-        kvr_unlock(&s->lock);
+        kvr_unlock(&ws->lock);
     }
 }
 
 /* ---- table ------------------------------------------------------------------------------------------- */
 
 /* What points to it. */
-static struct worker **place_of(struct workers *s, const struct worker *w)
+static struct worker **place_of(struct workers *ws, const struct worker *w)
 {
-    struct worker **p = &s->workers;
+    struct worker **p = &ws->workers;
     while (*p != w) p = &(*p)->next;
     return p;
 }
 
 /* p: what points to it. */
-static void detach_locked(struct workers *s, struct worker *w, struct worker **p)
+static void detach_locked(struct workers *ws, struct worker *w, struct worker **p)
 {
     *p = w->next;
-    if (!*p) s->workers_end = p;
+    if (!*p) ws->workers_end = p;
     atomic_store(&w->removed, true);
-    if (worker_find_locked(s, w->id) == w) kvr_map64_del(&s->workers_by_id, w->id);
-    discount_address(s, w);
-    s->workers_n--;
-    roster_outdate_locked(s);
+    if (worker_find_locked(ws, w->id) == w) kvr_map64_del(&ws->workers_by_id, w->id);
+    discount_address(ws, w);
+    ws->workers_n--;
+    roster_outdate_locked(ws);
     kvr_router_remove_worker(w->partition->router, w->id);
-    evidence_forget(s, w);
+    evidence_forget(ws, w);
 }
 
 static bool same_pool(const struct worker *a, const struct worker *b)
@@ -98,12 +99,12 @@ static bool same_pool(const struct worker *a, const struct worker *b)
 
 /* Workers of one model that may take each other's place must agree on the block size, or hashes could not be compared. What was not given
  * is learnt: then another size is named, not refused (learn.c). */
-static const struct worker *block_size_conflict(const struct workers *s, const struct worker *spec)
+static const struct worker *block_size_conflict(const struct workers *ws, const struct worker *spec)
 {
     bool other = false; /* than that of every partition: then no worker has another one */
-    for (const struct partition *p = s->partitions; p && !other; p = p->next) other = p->block_size != spec->block_size;
+    for (const struct partition *p = ws->partitions; p && !other; p = p->next) other = p->block_size != spec->block_size;
     if (!other) return NULL;
-    for (const struct worker *w = s->workers; w; w = w->next)
+    for (const struct worker *w = ws->workers; w; w = w->next)
         if (w->id != spec->id && w->block_size_known && w->block_size != spec->block_size && same_pool(w, spec)) return w;
     return NULL;
 }
@@ -131,15 +132,15 @@ static void inherit_locked(struct worker *w, struct worker *old)
 }
 
 /* Under its id, from which one of the same id goes. */
-static bool register_locked(struct workers *s, struct worker *w)
+static bool register_locked(struct workers *ws, struct worker *w)
 {
-    bool known = worker_find_locked(s, w->id) != NULL;
-    if (!labels_register(s->labels, w->id)) return false;
-    if (count_address(s, w)) {
-        if (kvr_map64_put(&s->workers_by_id, w->id, (uint64_t)(uintptr_t)w) == 0) return true;
-        discount_address(s, w);
+    bool known = worker_find_locked(ws, w->id) != NULL;
+    if (!labels_register(ws->labels, w->id)) return false;
+    if (count_address(ws, w)) {
+        if (kvr_map64_put(&ws->workers_by_id, w->id, (uint64_t)(uintptr_t)w) == 0) return true;
+        discount_address(ws, w);
     }
-    if (!known) labels_forget(s->labels, w->id);
+    if (!known) labels_forget(ws->labels, w->id);
     return false;
 }
 
@@ -156,7 +157,7 @@ static int set_taints(const struct worker *w)
 }
 
 /* In the router of its partition. */
-static int tell_router_locked(struct workers *s, struct worker *w)
+static int tell_router_locked(struct workers *ws, struct worker *w)
 {
     struct kvr_router *router = w->partition->router;
     int rc = kvr_router_set_worker(router, w->id, w->dp_start, w->dp_size);
@@ -167,73 +168,73 @@ static int tell_router_locked(struct workers *s, struct worker *w)
     }
     kvr_router_set_limits(router, w->id, w->max_num_batched_tokens, w->total_kv_blocks ? w->total_kv_blocks : w->learnt_kv_blocks);
     engine_load_tell_locked(w);
-    bool event_mode = s->o->kv_events && w->partition->index;
+    bool event_mode = ws->o->kv_events && w->partition->index;
     for (uint32_t r = 0; event_mode && r < w->dp_size; r++)
         kvr_router_set_trusted(router, (struct kvr_worker){w->id, w->dp_start + r}, false);
     return 0;
 }
 
 /* One that is not in the table after all: old has its id again, if that is still there. */
-static void unregister_locked(struct workers *s, struct worker *w, struct worker *old)
+static void unregister_locked(struct workers *ws, struct worker *w, struct worker *old)
 {
-    uint64_t *at = old && !atomic_load(&old->removed) ? kvr_map64_get(&s->workers_by_id, w->id) : NULL;
-    discount_address(s, w);
+    uint64_t *at = old && !atomic_load(&old->removed) ? kvr_map64_get(&ws->workers_by_id, w->id) : NULL;
+    discount_address(ws, w);
     if (at) {
         *at = (uint64_t)(uintptr_t)old;
         return;
     }
-    kvr_map64_del(&s->workers_by_id, w->id);
-    labels_forget(s->labels, w->id);
+    kvr_map64_del(&ws->workers_by_id, w->id);
+    labels_forget(ws->labels, w->id);
 }
 
 /* The router has it, and old, if there is one, is gone; or all is as it was. In the router that old is in there is no room for both under
  * one id: there old gets its taints first, so that they have their places when it comes. */
-static int take_over_locked(struct workers *s, struct worker *w, struct worker *old, struct worker **place)
+static int take_over_locked(struct workers *ws, struct worker *w, struct worker *old, struct worker **place)
 {
-    int rc = old && old->partition == w->partition ? set_taints(w) : tell_router_locked(s, w);
+    int rc = old && old->partition == w->partition ? set_taints(w) : tell_router_locked(ws, w);
     if (rc || !old) return rc;
     if (w->learns) inherit_locked(w, old);
-    detach_locked(s, old, place);
-    return tell_router_locked(s, w); /* only for more ranks could memory be short */
+    detach_locked(ws, old, place);
+    return tell_router_locked(ws, w); /* only for more ranks could memory be short */
 }
 
 /* old: the one it takes the place of, or NULL; place: what points to that. */
-static int add_locked(struct workers *s, struct worker *w, struct worker *old, struct worker **place, char *err, size_t cap)
+static int add_locked(struct workers *ws, struct worker *w, struct worker *old, struct worker **place, char *err, size_t cap)
 {
-    w->partition = partition_get_locked(s, w, err, cap);
+    w->partition = partition_get_locked(ws, w, err, cap);
     if (!w->partition) return -1;
-    if (!register_locked(s, w)) {
+    if (!register_locked(ws, w)) {
         snprintf(err, cap, "out of memory");
         return -1;
     }
-    int rc = take_over_locked(s, w, old, place);
+    int rc = take_over_locked(ws, w, old, place);
     if (rc) {
-        unregister_locked(s, w, old);
+        unregister_locked(ws, w, old);
         snprintf(err, cap, "%s", rc == -KVR_ELIMIT ? "more than 256 taints of one (model, group, block size)" : kvr_strerror(rc));
         return -1;
     }
     atomic_store(&w->refs, 1);
-    w->unreachable = !w->url[0] && !s->o->select_only;
+    w->unreachable = !w->url[0] && !ws->o->select_only;
     if (!w->learns) w->since_ms = now_ms();
-    if (!old) place = s->workers_end ? s->workers_end : &s->workers;
+    if (!old) place = ws->workers_end ? ws->workers_end : &ws->workers;
     w->next = *place;
     *place = w;
-    if (!w->next) s->workers_end = &w->next;
-    s->workers_n++;
-    if (w->role != ROLE_BOTH) atomic_store(&s->has_roles, true);
-    roster_outdate_locked(s);
-    worker_sync_locked(s, w);
+    if (!w->next) ws->workers_end = &w->next;
+    ws->workers_n++;
+    if (w->role != ROLE_BOTH) atomic_store(&ws->has_roles, true);
+    roster_outdate_locked(ws);
+    worker_sync_locked(ws, w);
     return 0;
 }
 
 /* What could not be replaced goes on as it was. */
-static void follow_again(struct workers *s, uint64_t id)
+static void follow_again(struct workers *ws, uint64_t id)
 {
-    kvr_lock(&s->lock);
-    struct worker *old = worker_find_locked(s, id);
+    kvr_lock(&ws->lock);
+    struct worker *old = worker_find_locked(ws, id);
     if (old) worker_hold(old);
-    kvr_unlock(&s->lock);
-    if (old) views_follow(s, old, old->partition);
+    kvr_unlock(&ws->lock);
+    if (old) views_follow(ws, old, old->partition);
     worker_let_go(old);
 }
 
@@ -254,214 +255,99 @@ static struct worker *copy_of(const struct worker *spec)
     return w;
 }
 
-uint64_t worker_twin(struct workers *s, const struct worker *w)
+uint64_t worker_twin(struct workers *ws, const struct worker *w)
 {
     uint64_t id = 0;
-    for (const struct worker *o = s->workers; o && !id; o = o->next) {
+    for (const struct worker *o = ws->workers; o && !id; o = o->next) {
         bool same_ranks = o->dp_start < w->dp_start + w->dp_size && w->dp_start < o->dp_start + o->dp_size;
         if (w->url[0] && o->id != w->id && same_ranks && strcmp(o->url, w->url) == 0) id = o->id;
     }
     return id;
 }
 
-static void warn_of_twin(struct workers *s, const struct worker *w)
+static void warn_of_twin(struct workers *ws, const struct worker *w)
 {
-    uint64_t twin = s->o->select_only ? 0 : worker_twin(s, w);
+    uint64_t twin = ws->o->select_only ? 0 : worker_twin(ws, w);
     if (twin)
         kvr_log_warning("kvroute: workers %llu and %llu have one address, %.200s: its cache is counted twice, and its load by halves",
                         (unsigned long long)twin, (unsigned long long)w->id, w->url);
 }
 
 /* What it is before it is in the table. Returns: 0, or -1 with the reason in err. */
-static int make_ready(const struct workers *s, struct worker *w, char *err, size_t cap)
+static int make_ready(const struct workers *ws, struct worker *w, char *err, size_t cap)
 {
-    if (s->o->enforce_disagg && w->role == ROLE_DECODE) w->local_prefill = false;
+    if (ws->o->enforce_disagg && w->role == ROLE_DECODE) w->local_prefill = false;
     w->shares_engine = false; /* this and below are of the one it was copied from */
     w->models = NULL;
     w->models_n = 0;
-    if (!w->learns) learn_begin(s, w);
-    if (!w->learns) w->block_size_known = w->given.block_size || !learns(s, w);
-    if (!w->block_size_known) w->block_size = worker_block_size(s, w);
-    const struct worker *other = w->block_size_known && !w->learns ? block_size_conflict(s, w) : NULL;
+    if (!w->learns) learn_begin(ws, w);
+    if (!w->learns) w->block_size_known = w->given.block_size || !learns(ws, w);
+    if (!w->block_size_known) w->block_size = worker_block_size(ws, w);
+    const struct worker *other = w->block_size_known && !w->learns ? block_size_conflict(ws, w) : NULL;
     if (!other) return 0;
     snprintf(err, cap, "block_size mismatch for model=%s: worker %llu has %u, requested=%u", w->model[0] ? w->model : "default",
              (unsigned long long)other->id, other->block_size, w->block_size);
     return -1;
 }
 
-int worker_add(struct workers *s, const struct worker *spec, char *err, size_t cap)
+int worker_add(struct workers *ws, const struct worker *spec, char *err, size_t cap)
 {
     struct worker *w = copy_of(spec);
     if (!w) {
         snprintf(err, cap, "out of memory");
         return -1;
     }
-    views_unfollow(s, w->id);
-    struct worker *old = worker_find_locked(s, w->id), **place = old ? place_of(s, old) : NULL;
-    int rc = make_ready(s, w, err, cap);
-    kvr_lock(&s->lock);
-    if (rc == 0) rc = add_locked(s, w, old, place, err, cap);
+    views_unfollow(ws, w->id);
+    struct worker *old = worker_find_locked(ws, w->id), **place = old ? place_of(ws, old) : NULL;
+    int rc = make_ready(ws, w, err, cap);
+    kvr_lock(&ws->lock);
+    if (rc == 0) rc = add_locked(ws, w, old, place, err, cap);
     struct partition *partition = w->partition;
     if (rc == 0) w->learns = false;
-    kvr_unlock(&s->lock);
+    kvr_unlock(&ws->lock);
     if (old && atomic_load(&old->removed)) {
-        sort_engine(s, old);
+        sort_engine(ws, old);
         worker_let_go(old);
     }
     if (rc) {
-        follow_again(s, spec->id);
+        follow_again(ws, spec->id);
         kvr_tls_peer_let_go(w->tls);
         free(w);
         return -1;
     }
-    sort_engine(s, w);
-    views_follow(s, w, partition);
-    if (!spec->learns) warn_of_twin(s, spec);
-    s->hooks.changed(s->hooks.ctx);
-    health_check_now(s, spec->id);
-    s->hooks.may_route(s->hooks.ctx);
+    sort_engine(ws, w);
+    views_follow(ws, w, partition);
+    if (!spec->learns) warn_of_twin(ws, spec);
+    ws->hooks.changed(ws->hooks.ctx);
+    health_check_now(ws, spec->id);
+    ws->hooks.may_route(ws->hooks.ctx);
     return 0;
 }
 
-bool worker_remove(struct workers *s, uint64_t id)
+bool worker_remove(struct workers *ws, uint64_t id)
 {
-    struct worker *w = worker_find_locked(s, id), **place = w ? place_of(s, w) : NULL;
+    struct worker *w = worker_find_locked(ws, id), **place = w ? place_of(ws, w) : NULL;
     if (!w) return false;
     struct partition *partition = w->partition;
-    kvr_lock(&s->lock);
-    detach_locked(s, w, place);
-    labels_forget(s->labels, id);
-    kvr_unlock(&s->lock);
-    sort_engine(s, w);
+    kvr_lock(&ws->lock);
+    detach_locked(ws, w, place);
+    labels_forget(ws->labels, id);
+    kvr_unlock(&ws->lock);
+    sort_engine(ws, w);
     worker_let_go(w);
-    views_unfollow(s, id);
+    views_unfollow(ws, id);
     kvr_router_remove_worker(partition->router, id); /* once more: an event may have been on its way */
     return true;
 }
 
-struct workers *workers_create(struct process *p, const struct workers_hooks *hooks)
+void workers_clear(struct workers *ws)
 {
-    struct workers *s = calloc(1, sizeof *s);
-    if (!s) return NULL;
-    s->o = p->o;
-    s->process = p;
-    s->hooks = *hooks;
-    s->profiles = p->o->profiles;
-    s->profiles_n = p->o->profiles_n;
-    atomic_store(&s->mode, p->o->mode);
-    kvr_lock_init(&s->lock, KVR_LOCK_SERVE);
-    kvr_lock_init(&s->roster_lock, KVR_LOCK_ROSTER);
-    s->labels = labels_create();
-    s->model_counts = model_counts_create();
-    s->evidence = evidence_create();
-    s->health_checks = health_create();
-    if (s->labels && s->model_counts && s->evidence && s->health_checks) return s;
-    workers_destroy(s);
-    return NULL;
-}
-
-void workers_destroy(struct workers *s)
-{
-    if (!s) return;
-    roster_destroy(s);
-    while (s->workers) {
-        struct worker *w = s->workers;
-        detach_locked(s, w, &s->workers);
+    roster_destroy(ws);
+    while (ws->workers) {
+        struct worker *w = ws->workers;
+        detach_locked(ws, w, &ws->workers);
         worker_let_go(w);
     }
-    kvr_map64_clear(&s->workers_by_id);
-    kvr_map64_clear(&s->workers_at);
-    labels_destroy(s->labels);
-    model_counts_destroy(s->model_counts);
-    evidence_destroy(s->evidence);
-    health_destroy(s->health_checks);
-    partitions_destroy(s);
-    kvr_lock_destroy(&s->lock);
-    kvr_lock_destroy(&s->roster_lock);
-    free(s);
-}
-
-int workers_start(struct workers *s, char *err, size_t cap)
-{
-    if (engine_load_start(s)) {
-        snprintf(err, cap, "out of memory");
-        return -1;
-    }
-    return s->o->select_only || health_start(s) == 0 ? 0 : -1;
-}
-
-void workers_tick(struct workers *s)
-{
-    for (const struct partition *p = s->partitions; p; p = p->next) kvr_router_poll(p->router); /* decay alone can release what waits */
-    views_tick(s);
-    evidence_tick(s);
-    engine_load_tick(s);
-    survey_tick(s);
-    if (++s->ticks % (WIRING_EVERY_MS / TICK_MS) == 0) views_wiring_tick(s);
-    missed_tick(s);
-}
-
-void workers_second(struct workers *s)
-{
-    partitions_tick(s);
-    roster_tick(s);
-}
-
-void workers_stop(struct workers *s)
-{
-    survey_stop(s);
-    health_stop(s);
-    engine_load_stop(s);
-}
-
-/* ---- for other rooms --------------------------------------------------------------------------------- */
-
-void workers_set_listener(struct workers *s, void *listener)
-{
-    s->listener = listener;
-}
-
-void workers_lock(struct workers *s)
-{
-    kvr_lock(&s->lock);
-}
-
-void workers_unlock(struct workers *s)
-{
-    kvr_unlock(&s->lock);
-}
-
-struct worker *workers_first(const struct workers *s)
-{
-    return s->workers;
-}
-
-size_t workers_count(const struct workers *s)
-{
-    return s->workers_n;
-}
-
-int workers_mode(const struct workers *s)
-{
-    return atomic_load(&s->mode);
-}
-
-void workers_set_mode(struct workers *s, int mode)
-{
-    atomic_store(&s->mode, mode);
-}
-
-bool workers_have_roles(const struct workers *s)
-{
-    return atomic_load(&s->has_roles);
-}
-
-uint64_t workers_version(const struct workers *s)
-{
-    return atomic_load(&s->workers_version);
-}
-
-struct worker_counters *workers_counters(struct workers *s)
-{
-    return &s->counters;
+    kvr_map64_clear(&ws->workers_by_id);
+    kvr_map64_clear(&ws->workers_at);
 }

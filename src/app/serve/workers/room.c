@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What this room consists of: made, started, looked after, ended. */
+#include "app/serve/workers/room.h"
+
+#include "app/serve/common/clock.h"
+#include "app/serve/workers/evidence.h"
+#include "app/serve/workers/health.h"
+#include "app/serve/workers/labels.h"
+#include "app/serve/workers/learn.h"
+#include "app/serve/workers/model_counts.h"
+#include "app/serve/workers/roster.h"
+#include "app/serve/workers/views.h"
+
+struct workers *workers_create(struct process *p, const struct workers_hooks *hooks)
+{
+    struct workers *ws = calloc(1, sizeof *ws);
+    if (!ws) return NULL;
+    ws->o = p->o;
+    ws->process = p;
+    ws->hooks = *hooks;
+    ws->profiles = p->o->profiles;
+    ws->profiles_n = p->o->profiles_n;
+    atomic_store(&ws->mode, p->o->mode);
+    kvr_lock_init(&ws->lock, KVR_LOCK_SERVE);
+    kvr_lock_init(&ws->roster_lock, KVR_LOCK_ROSTER);
+    ws->labels = labels_create();
+    ws->model_counts = model_counts_create();
+    ws->evidence = evidence_create();
+    ws->health_checks = health_create();
+    if (ws->labels && ws->model_counts && ws->evidence && ws->health_checks) return ws;
+    workers_destroy(ws);
+    return NULL;
+}
+
+void workers_destroy(struct workers *ws)
+{
+    if (!ws) return;
+    workers_clear(ws);
+    labels_destroy(ws->labels);
+    model_counts_destroy(ws->model_counts);
+    evidence_destroy(ws->evidence);
+    health_destroy(ws->health_checks);
+    partitions_destroy(ws);
+    kvr_lock_destroy(&ws->lock);
+    kvr_lock_destroy(&ws->roster_lock);
+    free(ws);
+}
+
+int workers_start(struct workers *ws, char *err, size_t cap)
+{
+    if (engine_load_start(ws)) {
+        snprintf(err, cap, "out of memory");
+        return -1;
+    }
+    return ws->o->select_only || health_start(ws) == 0 ? 0 : -1;
+}
+
+void workers_tick(struct workers *ws)
+{
+    for (const struct partition *p = ws->partitions; p; p = p->next) kvr_router_poll(p->router); /* decay alone can release what waits */
+    views_tick(ws);
+    evidence_tick(ws);
+    engine_load_tick(ws);
+    survey_tick(ws);
+    if (++ws->ticks % (WIRING_EVERY_MS / TICK_MS) == 0) views_wiring_tick(ws);
+    missed_tick(ws);
+}
+
+void workers_second(struct workers *ws)
+{
+    partitions_tick(ws);
+    roster_tick(ws);
+}
+
+void workers_stop(struct workers *ws)
+{
+    survey_stop(ws);
+    health_stop(ws);
+    engine_load_stop(ws);
+}
