@@ -20,6 +20,7 @@
 #include "app/serve/discovery/discovery.h"
 #include "app/serve/peers/remote.h"
 #include "app/serve/rooms.h"
+#include "app/serve/serve.h"
 #include "app/serve/tokenizers/tokenizers.h"
 #include "app/serve/workers/partition.h"
 #include "app/serve/workers/workers.h"

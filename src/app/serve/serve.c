@@ -153,7 +153,7 @@ static int listen_failed(const char *flag, const char *host, uint64_t port, int 
 
 enum {
     ADMIN_CONNECTIONS_MAX = 4096,
-    FOR_EACH_WORKER = 8 /* descriptors: sockets of its events and their monitors, a health check, a survey, its metrics */
+    FOR_EACH_WORKER = 12 /* descriptors: nine for good, most of them sockets of its events and their monitors; checks, surveys */
 };
 
 /* Of the descriptors that are left an eighth is for the admin port, and each client of the data port may need one to a worker. */

@@ -13,7 +13,7 @@
 #include <stdint.h>
 #include <uv.h>
 
-#include "app/serve/serve.h"
+#include "app/serve/common/options.h"
 #include "net/http/ending.h"
 #include "net/ingest/event_plane.h"
 

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#include "app/serve/serve.h"
+#include "app/serve/common/options.h"
 #include "base/base.h"
 #include "base/buf.h"
 #include "wire/yaml_map.h"

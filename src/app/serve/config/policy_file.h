@@ -3,7 +3,7 @@
 #ifndef KVR_SERVE_POLICY_FILE_H
 #define KVR_SERVE_POLICY_FILE_H
 
-#include "app/serve/serve.h"
+#include "app/serve/common/options.h"
 
 struct kvr_yaml_findings;
 

@@ -6,7 +6,7 @@
 #include <strings.h>
 
 #include "app/serve/data/reply.h"
-#include "app/serve/serve.h"
+#include "app/serve/common/options.h"
 
 /* What a page may see of an answer besides what every page may; `*` would not do with credentials. */
 #define EXPOSED                                                                                                                            \
