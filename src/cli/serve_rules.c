@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <kvroute/disagg.h>
 
-#include "app/serve/data/client_routes.h"
-#include "app/serve/data/cors.h"
+#include "app/serve/data/port/client_routes.h"
+#include "app/serve/data/request/cors.h"
 #include "base/base.h"
 #include "base/log.h"
 #include "cli/serve_cli.h"

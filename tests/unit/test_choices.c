@@ -2,7 +2,7 @@
 /* What choices were worth: the arithmetic of it. */
 #include "test.h"
 
-#include "app/serve/data/choices.h"
+#include "app/serve/data/state/choices.h"
 
 static void what_is_pending_may_be_delivered_or_not(void **s)
 {

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#include "app/serve/data/decisions.h"
+#include "app/serve/data/state/decisions.h"
 
 static void add(struct decisions *all, unsigned i, const struct decision_legs *legs)
 {

@@ -160,7 +160,7 @@ static void test_a_tick_with_nothing_to_do_takes_no_lock_for_a_large_fleet(void 
     (void)state;
     struct workers *s = fleet();
     memset(&seen, 0, sizeof seen);
-    survey_tick(s);
+    engine_survey_tick(s);
     assert_int_equal(seen.holds, 0);
     end(s);
 }

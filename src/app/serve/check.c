@@ -12,11 +12,11 @@
 #include "app/serve/admin/admin.h"
 #include "app/serve/config/api_keys.h"
 #include "app/serve/config/config.h"
-#include "app/serve/config/doors.h"
 #include "app/serve/config/keyring.h"
 #include "app/serve/config/models_config.h"
 #include "app/serve/config/models_file.h"
 #include "app/serve/config/policy_file.h"
+#include "app/serve/config/port_tls.h"
 #include "app/serve/discovery/discovery.h"
 #include "app/serve/peers/remote.h"
 #include "app/serve/rooms.h"
@@ -146,7 +146,7 @@ static void check_parts(struct rooms *r, const struct serve_check_ear *ear)
     char err[WHY_MAX];
     const struct kvr_otlp_config traces = {.endpoint = o->otlp_endpoint};
     if (o->otlp_endpoint && kvr_otlp_check(&traces, err, sizeof err)) ear->wrong(ear->arg, "otlp-endpoint", err);
-    doors_check(r->config, ear->wrong, ear->arg);
+    port_tls_check(r->config, ear->wrong, ear->arg);
     if (admin_open(r->admin, err, sizeof err)) ear->wrong(ear->arg, "admin-key-file", err);
     if (kvr_curve_load(&o->plane.curve, &r->process.curve, err, sizeof err))
         ear->wrong(ear->arg, o->plane.curve.key ? "zmq-curve-key" : "zmq-curve-servers", err);

@@ -12,7 +12,7 @@
 #include "app/serve/common/clock.h"
 #include "app/serve/common/process.h"
 #include "app/serve/data/data_plane.h"
-#include "app/serve/data/ready.h"
+#include "app/serve/data/port/ready.h"
 #include "base/log.h"
 
 enum { PATIENCE_MS = 60000 };

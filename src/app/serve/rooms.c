@@ -7,7 +7,7 @@
  *       admin/        the admin port: routes, /metrics, the selection service                                  main loop
  *       data/         requests of clients, from parsing to the last byte (request.h), and what is kept of them data loops
  *       discovery/    workers that are found rather than configured                                            main loop, finders
- *       peers/        other routers, and indexes elsewhere: replicas.h, served.h, remote.h, shards.h           sync, NATS, main loop
+ *       peers/        other routers, and indexes elsewhere: replicas.h, index_server.h, remote.h, shards.h           sync, NATS, main loop
  *       tokenizers/   which model's tokens are made here                                                       main loop, pool
  *       config/       files that say what is routed how, who may ask, and with which certificates              main loop
  *       workers/      worker.h the table, partition.h partitions, views.h what is known of caches, health.h... ingest, main loop
@@ -33,7 +33,7 @@
 #include "app/serve/common/clock.h"
 #include "app/serve/config/config.h"
 #include "app/serve/data/data_plane.h"
-#include "app/serve/data/sessions.h"
+#include "app/serve/data/state/sessions.h"
 #include "app/serve/discovery/discovery.h"
 #include "app/serve/peers/peers.h"
 #include "app/serve/peers/replicas.h"

@@ -10,9 +10,9 @@
 #include "app/serve/admin/reload.h"
 #include "app/serve/common/clock.h"
 #include "app/serve/config/config.h"
-#include "app/serve/config/doors.h"
 #include "app/serve/config/keyring.h"
 #include "app/serve/config/models_config.h"
+#include "app/serve/config/port_tls.h"
 #include "app/serve/data/data_plane.h"
 #include "app/serve/discovery/discovery.h"
 #include "app/serve/handover.h"
@@ -227,7 +227,7 @@ static int read_all(struct serve *s, char *err, size_t cap)
 {
     struct rooms *r = &s->rooms;
     reload_begin(r->admin); /* before they are read: what changes in between is seen later */
-    return handover_begin(&s->handover, err, cap) || data_plane_observe(r->data, err, cap) || doors_open(r->config, err, cap) ||
+    return handover_begin(&s->handover, err, cap) || data_plane_observe(r->data, err, cap) || port_tls_open(r->config, err, cap) ||
            models_config_open(r->config, err, cap) || admin_open(r->admin, err, cap) || keyrings_open(r->config, err, cap) ||
            kvr_curve_load(&s->o->plane.curve, &r->process.curve, err, cap) || connect_nats(r, err, cap);
 }

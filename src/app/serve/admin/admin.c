@@ -10,11 +10,11 @@
 #include "app/serve/config/config.h"
 #include "app/serve/config/keyring.h"
 #include "app/serve/data/data_plane.h"
-#include "app/serve/data/quality.h"
-#include "app/serve/data/ready.h"
+#include "app/serve/data/port/ready.h"
+#include "app/serve/data/state/quality.h"
+#include "app/serve/peers/index_server.h"
 #include "app/serve/peers/remote.h"
 #include "app/serve/peers/replicas.h"
-#include "app/serve/peers/served.h"
 #include "app/serve/tokenizers/tokenizers.h"
 #include "app/serve/workers/worker.h"
 #include "app/serve/workers/workers.h"
@@ -336,23 +336,23 @@ static void post_deregister_peer(struct admin *admin, struct kvr_http_conn *c, s
 
 static bool serves_index(const struct admin *admin, struct kvr_http_conn *c)
 {
-    if (!served_is_on(admin->peers)) admin_error(c, 404, "this router does not serve its index (--serve-indexer)");
-    return served_is_on(admin->peers);
+    if (!index_server_is_on(admin->peers)) admin_error(c, 404, "this router does not serve its index (--serve-indexer)");
+    return index_server_is_on(admin->peers);
 }
 
 static void post_index_query(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
 {
-    if (serves_index(admin, c)) served_post_query(admin->peers, c, o);
+    if (serves_index(admin, c)) index_server_post_query(admin->peers, c, o);
 }
 
 static void post_index_record(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
 {
-    if (serves_index(admin, c)) served_post_record(admin->peers, c, o);
+    if (serves_index(admin, c)) index_server_post_record(admin->peers, c, o);
 }
 
 static void get_index_info(struct admin *admin, struct kvr_http_conn *c)
 {
-    if (serves_index(admin, c)) served_get_info(admin->peers, c);
+    if (serves_index(admin, c)) index_server_get_info(admin->peers, c);
 }
 
 static void post_index_info(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
@@ -363,8 +363,9 @@ static void post_index_info(struct admin *admin, struct kvr_http_conn *c, struct
 
 static void post_packed(struct admin *admin, struct kvr_http_conn *c, struct kvr_text path)
 {
-    if (!served_takes_packed(path)) admin_error(c, 415, "only /" KVR_SERVICE_QUERY " and /" KVR_SERVICE_RECORD " take " KVR_PACKED_TYPE);
-    else if (serves_index(admin, c)) served_post_packed(admin->peers, c);
+    if (!index_server_takes_packed(path))
+        admin_error(c, 415, "only /" KVR_SERVICE_QUERY " and /" KVR_SERVICE_RECORD " take " KVR_PACKED_TYPE);
+    else if (serves_index(admin, c)) index_server_post_packed(admin->peers, c);
 }
 
 /* ---- keys of the data port --------------------------------------------------------------------------- */
@@ -640,7 +641,7 @@ static bool may(struct admin *admin, struct kvr_http_conn *c)
     unsigned flags = 0;
     if (kvr_text_is(rq->path, "/health") || kvr_text_is(rq->path, "/ready")) flags = KVR_ACCESS_PROBE;
     else if (kvr_text_is(rq->path, "/")) flags = KVR_ACCESS_KEYLESS;
-    else if (served_takes_packed(rq->path)) flags = KVR_ACCESS_PACKED;
+    else if (index_server_takes_packed(rq->path)) flags = KVR_ACCESS_PACKED;
     if (kvr_access_check(admin->access, rq, flags, &no)) return true;
     admin_refuse(c, &no);
     return false;

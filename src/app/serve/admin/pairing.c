@@ -12,8 +12,8 @@
 #include <uv.h>
 #include <kvroute/pair.h>
 
-#include "app/serve/data/conditional.h"
-#include "app/serve/data/domains.h"
+#include "app/serve/data/choice/conditional.h"
+#include "app/serve/data/choice/domains.h"
 #include "app/serve/workers/worker.h"
 #include "app/serve/workers/workers.h"
 

@@ -7,8 +7,8 @@
 #include <kvroute/hash.h>
 
 #include "app/serve/common/clock.h"
-#include "app/serve/data/domains.h"
-#include "app/serve/data/question.h"
+#include "app/serve/data/choice/domains.h"
+#include "app/serve/data/choice/question.h"
 #include "app/serve/workers/worker.h"
 #include "app/serve/workers/workers.h"
 

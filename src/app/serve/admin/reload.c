@@ -7,11 +7,11 @@
 #include "app/serve/admin/room.h"
 #include "app/serve/common/clock.h"
 #include "app/serve/config/config.h"
-#include "app/serve/config/doors.h"
 #include "app/serve/config/file_look.h"
 #include "app/serve/config/keyring.h"
 #include "app/serve/config/models_config.h"
 #include "app/serve/config/policies.h"
+#include "app/serve/config/port_tls.h"
 #include "app/serve/data/data_plane.h"
 #include "app/serve/discovery/discovery.h"
 #include "app/serve/tokenizers/tokenizers.h"
@@ -76,7 +76,7 @@ static int read_admin_keys(struct admin *admin, char *err, size_t cap)
 
 static int read_doors(struct admin *admin, char *err, size_t cap)
 {
-    return doors_reload(admin->config, err, cap);
+    return port_tls_reload(admin->config, err, cap);
 }
 
 static int read_policies(struct admin *admin, char *err, size_t cap)

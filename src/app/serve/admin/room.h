@@ -242,7 +242,7 @@ void bookings_prefill_complete(const struct bookings *k, const char *id);
 void bookings_renew(const struct bookings *k, const char *id);
 void bookings_free(const struct bookings *k, const char *id);
 
-/* By the rule of one leg or two (data/conditional.h): the question may be one for one worker from now on. */
+/* By the rule of one leg or two (data/choice/conditional.h): the question may be one for one worker from now on. */
 void pairing_judge(struct admin *admin, struct question *q);
 /* A worker that goes on from what `first` will have computed; id: booked under it, NULL: not booked. Returns: as kvr_pair_find_decode. */
 int pairing_find_decode(struct admin *admin, const struct question *q, const struct place *first, const char *id, struct place *out);

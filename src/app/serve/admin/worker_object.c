@@ -8,8 +8,8 @@
 #include "app/serve/workers/evidence.h"
 #include "app/serve/workers/learn.h"
 #include "app/serve/workers/rank.h"
-#include "app/serve/workers/telling.h"
 #include "app/serve/workers/tiers.h"
+#include "app/serve/workers/usage_reporting.h"
 #include "app/serve/workers/views.h"
 #include "app/serve/workers/worker_tls.h"
 
@@ -230,7 +230,7 @@ static void put_worker(struct admin *admin, struct kvr_buf *b, const struct work
     put_model(b, w);
     put_generation(b, w);
     if (learns(admin->workers, w)) learnt_write(b, w);
-    telling_write_locked(w, b);
+    usage_reporting_write_locked(w, b);
     kvr_json_put_u64(b, "requests", w->requests);
     kvr_json_put_u64(b, "errors", w->errors);
     put_views(admin, b, w, st, n);

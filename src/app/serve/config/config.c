@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "app/serve/config/room.h"
 
-#include "app/serve/config/doors.h"
 #include "app/serve/config/models_config.h"
+#include "app/serve/config/port_tls.h"
 #include "net/http/tls.h"
 #include "wire/prom_page.h"
 
@@ -33,13 +33,13 @@ void config_destroy(struct config *c)
 
 void config_second(struct config *c)
 {
-    doors_tick(c);
+    port_tls_tick(c);
 }
 
 void config_metrics(struct config *c, struct kvr_prom_page *out)
 {
     keyrings_metrics(c, out);
-    doors_metrics(c, out);
+    port_tls_metrics(c, out);
     reloads_metrics(&c->reloads, out);
     models_config_metrics(c, out);
 }

@@ -15,7 +15,7 @@ void config_destroy(struct config *c);                                    /* NUL
 void config_second(struct config *c);                                     /* main loop, every second */
 void config_metrics(struct config *c, struct kvr_prom_page *out);
 struct reloads *config_reloads(struct config *c);
-/* Of the data port, of the admin port, once doors_open has read them; NULL: plain. */
+/* Of the data port, of the admin port, once port_tls_open has read them; NULL: plain. */
 struct kvr_tls_ctx *config_tls(const struct config *c);
 struct kvr_tls_ctx *config_admin_tls(const struct config *c);
 

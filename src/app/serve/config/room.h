@@ -28,7 +28,7 @@ struct config {
     struct models_config *models;         /* NULL: no --models-file, and none was put */
     struct policy_profile *profiles_read; /* malloc'd, of queues; NULL: those of the start. Main loop's */
     struct kvr_tls_ctx *tls, *admin_tls;  /* of the data port, of the admin port; NULL: plain */
-    uint64_t doors_due_ms;                /* main loop's; doors.h */
+    uint64_t doors_due_ms;                /* main loop's; port_tls.h */
 };
 
 #endif

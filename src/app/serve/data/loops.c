@@ -5,19 +5,19 @@
  * Threads: a loop's functions run on its own; those of data_plane.h on the main loop. What is said to a loop is an atomic of the room or of
  * the loop, and a wake-up.
  */
-#include "app/serve/data/room.h"
-
 #include "app/serve/config/config.h"
-#include "app/serve/data/bootstrap.h"
-#include "app/serve/data/data_port.h"
-#include "app/serve/data/decisions.h"
-#include "app/serve/data/disagg_state.h"
-#include "app/serve/data/flow.h"
-#include "app/serve/data/here.h"
-#include "app/serve/data/reply.h"
-#include "app/serve/data/sessions.h"
-#include "app/serve/data/side_call.h"
-#include "app/serve/data/tokens.h"
+#include "app/serve/data/data_plane.h"
+#include "app/serve/data/port/data_port.h"
+#include "app/serve/data/port/flow.h"
+#include "app/serve/data/prompt/local_tokens.h"
+#include "app/serve/data/request/reply.h"
+#include "app/serve/data/state/decisions.h"
+#include "app/serve/data/state/disagg_state.h"
+#include "app/serve/data/state/room.h"
+#include "app/serve/data/state/sessions.h"
+#include "app/serve/data/state/token_cache.h"
+#include "app/serve/data/two_legs/bootstrap.h"
+#include "app/serve/data/two_legs/side_call.h"
 #include "app/serve/peers/remote.h"
 #include "app/serve/workers/workers.h"
 #include "net/otlp/otlp.h"
@@ -77,7 +77,7 @@ static void *loop_main(void *arg)
 static void loop_end(struct loop *l)
 {
     flow_refuse_parked(l);
-    here_stop_checks(l);
+    local_tokens_stop_checks(l);
     kvr_http_server_close(l->server);
     side_calls_stop(l);
     bootstraps_free(l);

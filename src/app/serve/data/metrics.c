@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* /metrics of this room: requests, what was chosen for them, and what came of it. */
-#include "app/serve/data/room.h"
-
 #include "app/serve/common/page.h"
-#include "app/serve/data/disagg_state.h"
-#include "app/serve/data/request.h"
-#include "app/serve/data/sessions.h"
+#include "app/serve/data/data_plane.h"
+#include "app/serve/data/request/request.h"
+#include "app/serve/data/state/disagg_state.h"
+#include "app/serve/data/state/room.h"
+#include "app/serve/data/state/sessions.h"
 #include "net/otlp/otlp.h"
 #include "store/line_log.h"
 

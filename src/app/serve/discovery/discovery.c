@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "app/serve/discovery/discovery.h"
 
-#include "app/serve/discovery/found.h"
+#include "app/serve/discovery/found_workers.h"
 #include "wire/prom_page.h"
 
 struct discovery *discovery_create(struct process *p, struct workers *workers, struct config *config, struct peers *peers)
@@ -22,7 +22,7 @@ int discovery_check(struct discovery *d, char *err, size_t cap)
 
 int discovery_start(struct discovery *d, char *err, size_t cap)
 {
-    if (!found_open(d)) {
+    if (!found_workers_open(d)) {
         snprintf(err, cap, "out of memory");
         return -1;
     }
@@ -44,7 +44,7 @@ int discovery_announce(struct discovery *d, uint16_t admin_port, char *err, size
 void discovery_tick(struct discovery *d)
 {
     if (d->file) discovery_file_tick(d, d->file);
-    found_take_mail(d);
+    found_workers_take_mail(d);
 }
 
 int discovery_reload(struct discovery *d, char *err, size_t cap)
@@ -70,7 +70,7 @@ void discovery_destroy(struct discovery *d)
 {
     if (!d) return;
     discovery_dns_free(d->dns);
-    found_close(d);
+    found_workers_close(d);
     free(d);
 }
 

@@ -3,7 +3,7 @@
  * Workers that are found rather than configured.
  *
  *     discovery.c   which finder runs
- *     found.c       what was found -> the worker table; the mail box between finders on other threads and the main loop
+ *     found_workers.c       what was found -> the worker table; the mail box between finders on other threads and the main loop
  *     file.c        a file of --worker lines, read again when it changes         (main loop)
  *     dns.c         A, AAAA or SRV records, resolved again every few seconds     (main loop)
  *     nats.c        a registry in NATS (net/nats/registry.h)                     (the registry's thread)

@@ -29,7 +29,7 @@
 #include <sys/socket.h>
 #include <uv.h>
 
-#include "app/serve/discovery/found.h"
+#include "app/serve/discovery/found_workers.h"
 #include "app/serve/workers/worker.h"
 #include "base/log.h"
 #include "wire/prom_page.h"
@@ -115,7 +115,7 @@ static void tell(struct discovery *room, const struct address *a)
     }
     if (!b.failed) {
         kvr_buf_add(&b, "", 1);
-        if (!b.failed) found_tell(room, key, b.data, b.len - 1);
+        if (!b.failed) found_workers_tell(room, key, b.data, b.len - 1);
     }
     kvr_buf_free(&b);
 }
@@ -247,7 +247,7 @@ static void tell_some(struct discovery_dns *d)
         uv_timer_start(&d->timer, on_time, 1, 0);
         return;
     }
-    if (d->found_n) found_round_ends(room, !d->unanswered && !d->left_out);
+    if (d->found_n) found_workers_round_ends(room, !d->unanswered && !d->left_out);
     free(d->found);
     d->found = NULL;
     uv_timer_start(&d->timer, on_time, (uint64_t)(room->o->discovery_interval * 1000), 0);
@@ -257,7 +257,7 @@ static void end_questions(struct discovery_dns *d)
 {
     free_questions(d);
     say_how_it_went(d);
-    if (d->found_n) found_round_begins(d->discovery);
+    if (d->found_n) found_workers_round_begins(d->discovery);
     tell_some(d);
 }
 

@@ -10,7 +10,7 @@
 #include "app/serve/common/clock.h"
 #include "app/serve/config/config.h"
 #include "app/serve/config/reloads.h"
-#include "app/serve/discovery/found.h"
+#include "app/serve/discovery/found_workers.h"
 #include "app/serve/workers/worker.h"
 #include "base/log.h"
 #include "wire/entry.h"
@@ -87,16 +87,16 @@ static int each_line(struct discovery *d, struct discovery_file *file,
 
 static void tell(struct discovery *d, const struct worker_spec *w, const char *line)
 {
-    found_tell(d, w->w.url, line, strlen(line));
+    found_workers_tell(d, w->w.url, line, strlen(line));
 }
 
 /* First the whole file is read for mistakes, then it counts. */
 static int load(struct discovery *d, struct discovery_file *f, char *err, size_t cap)
 {
     if (each_line(d, f, NULL, err, cap)) return -1;
-    found_round_begins(d);
+    found_workers_round_begins(d);
     if (each_line(d, f, tell, err, cap)) return -1; /* changed in between: it is read again */
-    found_round_ends(d, true);
+    found_workers_round_ends(d, true);
     return 0;
 }
 

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "app/serve/discovery/found.h"
+#include "app/serve/discovery/found_workers.h"
 #include "app/serve/peers/replicas.h"
 #include "base/log.h"
 #include "net/nats/registry.h"
@@ -88,21 +88,21 @@ static void take_router(struct discovery_nats *n, const char *key, const char *v
 static void on_entry(void *ctx, const char *key, const char *value, size_t len)
 {
     struct discovery_nats *n = ctx;
-    if (strncmp(key, "worker.", 7) == 0) found_post(n->discovery, key, value, len);
+    if (strncmp(key, "worker.", 7) == 0) found_workers_post(n->discovery, key, value, len);
     else if (strncmp(key, "router.", 7) == 0) take_router(n, key, value, len);
 }
 
 static void on_gone(void *ctx, const char *key)
 {
     struct discovery_nats *n = ctx;
-    if (strncmp(key, "worker.", 7) == 0) found_post_gone(n->discovery, key);
+    if (strncmp(key, "worker.", 7) == 0) found_workers_post_gone(n->discovery, key);
     else drop_peer(n, key);
 }
 
 static void on_known(void *ctx)
 {
     const struct discovery_nats *n = ctx;
-    found_post_settled(n->discovery);
+    found_workers_post_settled(n->discovery);
 }
 
 /* What is told of this router to others. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "app/serve/peers/room.h"
 
+#include "app/serve/peers/index_server.h"
 #include "app/serve/peers/replicas.h"
-#include "app/serve/peers/served.h"
 #include "app/serve/peers/shards.h"
 #include "net/http/access.h"
 #include "wire/prom_page.h"
@@ -18,7 +18,7 @@ struct peers *peers_create(struct process *process, struct workers *workers, con
 
 int peers_start(struct peers *p, char *err, size_t cap)
 {
-    if (served_start(p, err, cap) || replicas_start(p, err, cap)) return -1;
+    if (index_server_start(p, err, cap) || replicas_start(p, err, cap)) return -1;
     if (shards_start(p) == 0) return 0;
     snprintf(err, cap, "out of memory");
     return -1;
@@ -26,14 +26,14 @@ int peers_start(struct peers *p, char *err, size_t cap)
 
 void peers_tick(struct peers *p)
 {
-    served_tick(p);
+    index_server_tick(p);
     shards_tick(p);
 }
 
 void peers_metrics(struct peers *p, struct kvr_prom_page *out)
 {
     replicas_metrics(p, out);
-    served_metrics(p, out);
+    index_server_metrics(p, out);
     remote_metrics(p, out);
     shards_metrics(p, out);
 }
@@ -41,7 +41,7 @@ void peers_metrics(struct peers *p, struct kvr_prom_page *out)
 void peers_stop(struct peers *p)
 {
     shards_stop(p);
-    served_stop(p);
+    index_server_stop(p);
 }
 
 void peers_destroy(struct peers *p)

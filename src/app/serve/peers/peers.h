@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The room of other routers and of indexes elsewhere: what is told to them, what they tell (replicas.h), what they ask (served.h), what is
- * asked of them (remote.h, shards.h).
+ * The room of other routers and of indexes elsewhere: what is told to them, what they tell (replicas.h), what they ask (index_server.h),
+ * what is asked of them (remote.h, shards.h).
  */
 #ifndef KVR_SERVE_PEERS_H
 #define KVR_SERVE_PEERS_H

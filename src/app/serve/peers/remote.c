@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* --use-remote-indexer: where it is, one client of it for each loop, its metrics. A request's questions: data/remote_lookup.c. */
+/* --use-remote-indexer: where it is, one client of it for each loop, its metrics. A request's questions: data/prompt/remote_lookup.c. */
 #include "app/serve/peers/room.h"
 
 #include <string.h>

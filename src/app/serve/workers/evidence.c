@@ -37,7 +37,7 @@
 #include <kvroute/hash.h>
 
 #include "app/serve/common/clock.h"
-#include "app/serve/workers/telling.h"
+#include "app/serve/workers/usage_reporting.h"
 #include "app/serve/workers/watches.h"
 #include "base/lock.h"
 #include "base/log.h"
@@ -352,7 +352,7 @@ void evidence_reset(struct workers *ws, struct kvr_worker worker)
     watches_reset(ws->evidence->watches, worker);
     kvr_lock(&ws->lock); /* nobody waits for the ingest thread under it */
     struct worker *w = worker_find_locked(ws, worker.worker_id);
-    if (w) telling_forget_locked(w, false);
+    if (w) usage_reporting_forget_locked(w, false);
     kvr_unlock(&ws->lock);
 }
 

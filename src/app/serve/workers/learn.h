@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What engines say of themselves: survey.c asks, learn.c makes of it what the worker is used with, learnt.c begins and shows.
+ * What engines say of themselves: engine_survey.c asks, learn.c makes of it what the worker is used with, learnt.c begins and shows.
  * Threads: the main loop; functions with _locked want the table's lock.
  */
 #ifndef KVR_SERVE_LEARN_H
@@ -8,9 +8,9 @@
 
 #include "app/serve/workers/worker.h"
 
-/* survey.c */
-void survey_tick(struct workers *ws);
-void survey_stop(struct workers *ws);
+/* engine_survey.c */
+void engine_survey_tick(struct workers *ws);
+void engine_survey_stop(struct workers *ws);
 /* learnt.c and learn.c */
 bool learns(const struct workers *ws, const struct worker *w); /* is its engine asked? */
 bool learns_events(const struct workers *ws);                  /* and for its events? */

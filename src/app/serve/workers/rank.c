@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Which data-parallel rank a request asks for, and how the rank that was chosen reaches an engine that has several: as the header
- * X-data-parallel-rank (data/attempt.c), and in the body of those engines that read it there. Load is booked on the rank that is sent.
+ * X-data-parallel-rank (data/request/attempt.c), and in the body of those engines that read it there. Load is booked on the rank that is
+ * sent.
  */
 #include "app/serve/workers/rank.h"
 

@@ -61,9 +61,9 @@ void workers_tick(struct workers *ws)
     views_tick(ws);
     evidence_tick(ws);
     engine_load_tick(ws);
-    survey_tick(ws);
+    engine_survey_tick(ws);
     if (++ws->ticks % (WIRING_EVERY_MS / TICK_MS) == 0) views_wiring_tick(ws);
-    missed_tick(ws);
+    missed_rendezvous_tick(ws);
 }
 
 void workers_second(struct workers *ws)
@@ -74,7 +74,7 @@ void workers_second(struct workers *ws)
 
 void workers_stop(struct workers *ws)
 {
-    survey_stop(ws);
+    engine_survey_stop(ws);
     health_stop(ws);
     engine_load_stop(ws);
 }

@@ -5,7 +5,7 @@
 
 #include "app/serve/common/process.h"
 #include "app/serve/workers/engine_load.h"
-#include "app/serve/workers/missed.h"
+#include "app/serve/workers/missed_rendezvous.h"
 #include "app/serve/workers/partition.h"
 #include "app/serve/workers/worker.h"
 #include "app/serve/workers/workers.h"
@@ -33,7 +33,7 @@ struct workers {
     struct worker_counters counters;
     unsigned ticks;
 
-    /* The table: table.c, workers.c, standing.c. */
+    /* The table: table.c, workers.c, availability.c. */
     struct kvr_lock lock;
     struct worker *workers;
     size_t workers_n;
@@ -69,7 +69,7 @@ struct workers {
     struct labels *labels;
     struct model_table *model_counts;
     struct engine_loads engine_loads;
-    struct missed_pairs missed;
+    struct missed_rendezvous missed;
     struct health_checks *health_checks;
     struct survey *surveys; /* under way; main loop's */
     size_t surveys_n;

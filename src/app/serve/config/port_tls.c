@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* app/serve/config/port_tls.h says what this is. */
+#include "app/serve/config/port_tls.h"
+
+#include <string.h>
+#include <time.h>
+
+#include "app/serve/common/clock.h"
+#include "app/serve/config/room.h"
+#include "base/log.h"
+#include "wire/prom_page.h"
+
+enum { WARN_DAYS = 14, DAY_S = 86400, LOOK_EVERY_MS = 3600 * 1000 };
+
+struct door {
+    const char *port, *prefix; /* what its options begin with */
+    struct kvr_tls_ctx **tls;
+    struct kvr_tls_files files;
+};
+
+static size_t doors_of(struct config *config, struct door out[2])
+{
+    const struct serve_options *o = config->o;
+    size_t n = 0;
+    if (o->tls_cert && o->tls_key) out[n++] = (struct door){"data", "--", &config->tls, {o->tls_cert, o->tls_key, o->tls_client_ca}};
+    if (o->admin_tls_cert && o->admin_tls_key)
+        out[n++] = (struct door){
+            "admin", o->select_only ? "--" : "--admin-", &config->admin_tls, {o->admin_tls_cert, o->admin_tls_key, o->admin_tls_client_ca}};
+    return n;
+}
+
+static bool wants_trust(const struct serve_options *o)
+{
+    return o->tls_ca || (o->outgoing_tls_cert && o->outgoing_tls_key);
+}
+
+static int read_trust(struct config *config, char *err, size_t cap)
+{
+    const struct serve_options *o = config->o;
+    bool pair = o->outgoing_tls_cert && o->outgoing_tls_key; /* else a check has said so */
+    struct kvr_tls_peer_config c = {.ca = o->tls_ca, .cert = pair ? o->outgoing_tls_cert : NULL, .key = pair ? o->outgoing_tls_key : NULL};
+    return kvr_tls_trust(&c, err, cap);
+}
+
+static void warn_of_end(const struct config *config, const struct door *d)
+{
+    int64_t left = kvr_tls_ctx_expires(*d->tls) - (int64_t)time(NULL);
+    const char *name = config->o->select_only ? "select" : "serve";
+    if (left <= 0) kvr_log_warning("kvroute %s: the certificate of the %s port (%s) has ended", name, d->port, d->files.cert);
+    else if (left < (int64_t)WARN_DAYS * DAY_S)
+        kvr_log_warning("kvroute %s: the certificate of the %s port (%s) ends in %lld day(s)", name, d->port, d->files.cert,
+                        (long long)(left / DAY_S));
+}
+
+static int open_trust(struct config *config, char *err, size_t cap)
+{
+    char why[400];
+    if (!wants_trust(config->o) || read_trust(config, why, sizeof why) == 0) return 0;
+    snprintf(err, cap, "--tls-ca, --outgoing-tls-cert, --outgoing-tls-key: %s; allowed: PEM files", why);
+    return -1;
+}
+
+static int open_door(struct config *config, const struct door *d, char *err, size_t cap)
+{
+    char why[400];
+    *d->tls = kvr_tls_ctx_new(&d->files, why, sizeof why);
+    if (*d->tls) {
+        warn_of_end(config, d);
+        return 0;
+    }
+    snprintf(err, cap, "%stls-cert, %stls-key, %stls-client-ca: %s; allowed: PEM files that belong together", d->prefix, d->prefix,
+             d->prefix, why);
+    return -1;
+}
+
+int port_tls_open(struct config *config, char *err, size_t cap)
+{
+    struct door doors[2];
+    size_t n = doors_of(config, doors);
+    if (open_trust(config, err, cap)) return -1;
+    for (size_t i = 0; i < n; i++)
+        if (open_door(config, &doors[i], err, cap)) return -1;
+    return 0;
+}
+
+void port_tls_check(struct config *config, void (*wrong)(void *arg, const char *key, const char *text), void *arg)
+{
+    struct door doors[2];
+    char err[1024], key[32];
+    size_t n = doors_of(config, doors);
+    if (open_trust(config, err, sizeof err)) wrong(arg, config->o->tls_ca ? "tls-ca" : "outgoing-tls-cert", err);
+    for (size_t i = 0; i < n; i++) {
+        snprintf(key, sizeof key, "%stls-cert", doors[i].prefix + 2);
+        if (open_door(config, &doors[i], err, sizeof err)) wrong(arg, key, err);
+    }
+}
+
+/* Adds a reason to those in err. */
+static void add_reason(char *err, size_t cap, const char *option, const char *why)
+{
+    size_t n = strlen(err);
+    snprintf(err + n, cap - n, "%s%s: %s", n ? "; " : "", option, why);
+}
+
+int port_tls_reload(struct config *config, char *err, size_t cap)
+{
+    struct door doors[2];
+    char why[400], option[40];
+    size_t n = doors_of(config, doors);
+    err[0] = 0;
+    if (wants_trust(config->o) && read_trust(config, why, sizeof why)) add_reason(err, cap, "--tls-ca, --outgoing-tls-cert", why);
+    if (kvr_tls_peers_reload(why, sizeof why)) add_reason(err, cap, "TLS files of a worker", why);
+    for (size_t i = 0; i < n; i++) {
+        if (kvr_tls_ctx_reload(*doors[i].tls, why, sizeof why) == 0) {
+            warn_of_end(config, &doors[i]);
+            continue;
+        }
+        snprintf(option, sizeof option, "%stls-cert", doors[i].prefix);
+        add_reason(err, cap, option, why);
+    }
+    if (n || wants_trust(config->o)) reloads_note(&config->reloads, RELOAD_CERTIFICATES, !err[0]);
+    return err[0] ? -1 : 0;
+}
+
+void port_tls_tick(struct config *config)
+{
+    struct door doors[2];
+    if (now_ms() < config->doors_due_ms) return;
+    bool first = config->doors_due_ms == 0;
+    config->doors_due_ms = now_ms() + LOOK_EVERY_MS;
+    if (first) return; /* it was looked at when it was read */
+    for (size_t i = 0, n = doors_of(config, doors); i < n; i++) warn_of_end(config, &doors[i]);
+}
+
+void port_tls_metrics(struct config *config, struct kvr_prom_page *out)
+{
+    struct door doors[2];
+    size_t n = doors_of(config, doors);
+    kvr_prom_family(out, "kvroute_", "tls_certificate_expiry_timestamp_seconds", "gauge", "When the certificate of a port ends");
+    for (size_t i = 0; i < n; i++)
+        kvr_prom_put_u64(out, KVR_PROM_PAIRS(KVR_PROM_TEXT("port", doors[i].port)),
+                         (uint64_t)KVR_MAX(kvr_tls_ctx_expires(*doors[i].tls), (int64_t)0));
+}

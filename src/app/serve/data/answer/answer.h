@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What flow.c asks of an answer that is relayed (answer.c), when it ends. */
+#ifndef KVR_SERVE_ANSWER_H
+#define KVR_SERVE_ANSWER_H
+
+#include "app/serve/data/request/request.h"
+
+/* The last event of a stream has passed: how its connections end does not matter. An answer with a length ends with its bytes. */
+bool answer_is_complete(const struct request *r);
+/* What was held back of it goes out: the answer is whole. Returns: false: no memory, and it is not. */
+bool answer_flush(struct request *r);
+/* Can an event be added to its end? */
+bool answer_takes_events(const struct request *r);
+/* Ends a line of the stream that was begun. */
+void answer_end_line(const struct request *r, struct kvr_http_conn *c);
+
+#endif

@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* data/request/hints.h says what this is. */
+#include "app/serve/data/request/hints.h"
+
+#include <string.h>
+#include <strings.h>
+
+#include "app/serve/data/request/pins.h"
+
+static const char *const names[HINTS][3] = {
+    [HINT_WORKER] = {"x-kvroute-worker", "x-worker-instance-id", "x-dynamo-worker-instance-id"},
+    [HINT_RANK] = {"x-kvroute-dp-rank", "x-data-parallel-rank"},
+    [HINT_PREFILL_WORKER] = {"x-kvroute-prefill-worker", "x-dynamo-prefill-instance-id", "x-prefill-instance-id"},
+    [HINT_PREFILL_RANK] = {"x-kvroute-prefill-dp-rank", "x-dynamo-prefill-dp-rank", "x-prefill-dp-rank"},
+    [HINT_PRIORITY] = {"x-request-priority", "x-dynamo-request-priority"},
+    [HINT_CLASS] = {"x-kvroute-policy-class", "x-dynamo-meta-policy-class"},
+};
+
+struct kvr_text hint_get(const struct kvr_headers *h, enum hint hint)
+{
+    struct kvr_text t = {0};
+    for (size_t i = 0; i < 3 && names[hint][i] && !t.ptr; i++) t = kvr_headers_get(h, names[hint][i]);
+    return t;
+}
+
+/* ---- what contradicts itself ------------------------------------------------------------------------- */
+
+/* Those that say something to the router, name the request, or say how its body is to be read. */
+static bool is_hint(struct kvr_text name)
+{
+    static const char *const beginnings[] = {"x-kvroute-", "x-dynamo-", "x-prefill-",           "x-request-",
+                                             "x-session-", "x-worker-", "x-data-parallel-rank", "content-type"};
+    for (size_t i = 0; i < KVR_ARRAY_LEN(beginnings); i++) {
+        size_t n = strlen(beginnings[i]);
+        if (name.len >= n && strncasecmp(name.ptr, beginnings[i], n) == 0) return true;
+    }
+    return false;
+}
+
+/* HINTS: it has one name only. */
+static enum hint hint_of(struct kvr_text name)
+{
+    for (int i = 0; i < HINTS; i++)
+        for (size_t k = 0; k < 3 && names[i][k]; k++)
+            if (kvr_text_is_nocase(name, names[i][k])) return (enum hint)i;
+    return HINTS;
+}
+
+static bool mean_the_same(struct kvr_text a, struct kvr_text b)
+{
+    enum hint hint = hint_of(a);
+    if (hint != HINTS) return hint == hint_of(b);
+    return a.len == b.len && strncasecmp(a.ptr, b.ptr, a.len) == 0;
+}
+
+static bool contradict(const struct kvr_headers *h)
+{
+    for (size_t i = 0; i < h->n; i++) {
+        struct kvr_text name = kvr_headers_name(h, i), value = kvr_headers_value(h, i);
+        for (size_t k = 0; is_hint(name) && k < i; k++) {
+            struct kvr_text other = kvr_headers_value(h, k);
+            bool same = value.len == other.len && !memcmp(value.ptr, other.ptr, value.len);
+            if (!same && mean_the_same(name, kvr_headers_name(h, k))) return true;
+        }
+    }
+    return false;
+}
+
+/* ---- each of them ------------------------------------------------------------------------------------ */
+
+/* Each returns what is wrong with what it reads, or NULL. */
+static const char *read_priority(struct request *r, const struct kvr_headers *h)
+{
+    struct kvr_text priority = hint_get(h, HINT_PRIORITY);
+    char s[32] = {0}, *end;
+    if (!priority.ptr) return NULL;
+    memcpy(s, priority.ptr, KVR_MIN(priority.len, sizeof s - 1));
+    r->priority = strtod(s, &end);
+    if (end == s || *end || !(r->priority >= -1e9 && r->priority <= 1e9)) return "x-request-priority must be a number";
+    if (r->priority < 0) r->priority = 0;
+    return NULL;
+}
+
+static const char *read_class(struct request *r, const struct kvr_headers *h)
+{
+    struct kvr_text strict = kvr_headers_get(h, "x-dynamo-request-strict-priority");
+    struct kvr_text policy = hint_get(h, HINT_CLASS);
+    uint64_t v;
+    if (strict.ptr) {
+        if (!kvr_parse_u64(strict.ptr, strict.len, UINT32_MAX, &v)) return "x-dynamo-request-strict-priority must be a whole number";
+        r->strict_priority = (uint32_t)v;
+    }
+    if (policy.len >= sizeof r->policy_class) return "the policy class header has more than 63 characters";
+    if (policy.ptr) memcpy(r->policy_class, policy.ptr, policy.len);
+    return NULL;
+}
+
+const char *hints_read(struct request *r, const struct kvr_headers *h)
+{
+    struct kvr_text session = kvr_headers_get(h, "x-session-id");
+    const char *why;
+    if (contradict(h)) return "a header that the router reads is there twice, or by two of its names, with two values";
+    if ((why = pins_read_head(r, h)) || (why = read_priority(r, h))) return why;
+    if (session.len >= sizeof r->session) return "x-session-id has more than 255 characters";
+    if (session.ptr) memcpy(r->session, session.ptr, session.len);
+    r->explain = kvr_text_is(kvr_headers_get(h, "x-kvroute-explain"), "1");
+    return read_class(r, h);
+}

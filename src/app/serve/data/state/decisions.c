@@ -1,0 +1,296 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ring of the last decisions. Threads: any; its lock is a leaf. */
+#include "app/serve/data/state/room.h"
+
+#include <math.h>
+#include <string.h>
+
+struct decisions {
+    struct kvr_lock lock;
+    uint64_t n;
+    struct decision ring[DECISIONS];
+    struct decision_legs *legs; /* of the same places; NULL until a fleet has prefill or decode workers */
+};
+
+struct decisions *decisions_create(void)
+{
+    struct decisions *d = calloc(1, sizeof *d);
+    if (d) kvr_lock_init(&d->lock, KVR_LOCK_DECISIONS);
+    return d;
+}
+
+void decisions_destroy(struct decisions *d)
+{
+    if (d) kvr_lock_destroy(&d->lock);
+    if (d) free(d->legs);
+    free(d);
+}
+
+void decisions_add(struct decisions *all, const struct decision *d, const struct decision_legs *legs)
+{
+    kvr_lock(&all->lock);
+    size_t at = all->n++ % DECISIONS;
+    all->ring[at] = *d;
+    if (legs && !all->legs) all->legs = calloc(DECISIONS, sizeof *all->legs); /* without memory they are left out */
+    if (all->legs) all->legs[at].present = false;
+    if (all->legs && legs) all->legs[at] = *legs;
+    kvr_unlock(&all->lock);
+}
+
+/* To three digits after the point: what is kept is not exact. */
+static void put_rounded(struct kvr_buf *b, const char *key, float v)
+{
+    kvr_json_put_double(b, key, round((double)v * 1000) / 1000);
+}
+
+static void put_delay(struct kvr_buf *b, const struct delay_terms *d)
+{
+    put_rounded(b, "first_ms", d->first);
+    put_rounded(b, "computing_ms", d->computing);
+    put_rounded(b, "generation_ms", d->generation);
+    put_rounded(b, "pass_ms", d->pass);
+}
+
+static void put_row(struct kvr_buf *b, const struct decision_row *r, bool has_delay)
+{
+    kvr_json_open(b, '{');
+    kvr_json_put_u64(b, "worker_id", r->worker.worker_id);
+    kvr_json_put_u64(b, "dp_rank", r->worker.dp_rank);
+    kvr_json_put_double(b, "cost", r->cost);
+    if (has_delay) put_delay(b, &r->delay);
+    kvr_json_put_double(b, "device_blocks", (double)r->device);
+    kvr_json_put_double(b, "host_blocks", (double)r->host);
+    kvr_json_put_double(b, "disk_blocks", (double)r->disk);
+    kvr_json_put_double(b, "external_blocks", (double)r->external);
+    kvr_json_put_double(b, "pending_blocks", (double)r->pending);
+    if (has_delay) put_rounded(b, "copy_blocks", r->copy);
+    if (has_delay) put_rounded(b, "pressure", r->pressure);
+    kvr_json_put_u64(b, "prefill_tokens", r->own_tokens);
+    kvr_json_put_u64(b, "active_prefill_tokens", r->prefill_tokens);
+    kvr_json_put_u64(b, "potential_decode_blocks", r->decode_blocks);
+    kvr_json_put_u64(b, "active_requests", r->requests);
+    kvr_json_close(b, '}');
+}
+
+static void put_table(struct kvr_buf *b, const struct decision_table *t)
+{
+    kvr_json_put_u64(b, "candidates_total", t->total);
+    kvr_json_key(b, "candidates");
+    kvr_json_open(b, '[');
+    for (uint32_t i = 0; i < t->n; i++) put_row(b, &t->rows[i], t->has_delay);
+    kvr_json_close(b, ']');
+}
+
+static void put_text(struct kvr_buf *b, const char *key, const char *text)
+{
+    kvr_json_key(b, key);
+    if (text) kvr_json_str(b, text, strlen(text));
+    else kvr_json_null(b);
+}
+
+static void put_u64_or_null(struct kvr_buf *b, const char *key, bool has, uint64_t v)
+{
+    kvr_json_key(b, key);
+    if (has) kvr_json_u64(b, v);
+    else kvr_json_null(b);
+}
+
+static void put_ms(struct kvr_buf *b, const char *key, double ms)
+{
+    kvr_json_put_double(b, key, ms >= 0 ? ms : NAN);
+}
+
+static void put_prefill(struct kvr_buf *b, const struct decision_legs *l, bool table)
+{
+    kvr_json_key(b, "prefill");
+    kvr_json_open(b, '{');
+    kvr_json_put_u64(b, "worker_id", l->worker.worker_id);
+    kvr_json_put_u64(b, "dp_rank", l->worker.dp_rank);
+    kvr_json_put_u64(b, "overlap_blocks", l->overlap_blocks);
+    kvr_json_put_u64(b, "cached_tokens", l->cached_tokens);
+    put_u64_or_null(b, "actual_cached", l->has_actual, l->actual_cached);
+    kvr_json_put_double(b, "cost", l->cost);
+    kvr_json_put_double(b, "waited_ms", l->waited_ms);
+    put_ms(b, "ms", l->ms);
+    put_u64_or_null(b, "status", l->status != 0, l->status);
+    kvr_json_put_u64(b, "tries", l->tries);
+    if (table) put_table(b, &l->table);
+    kvr_json_close(b, '}');
+}
+
+static void put_legs(struct kvr_buf *b, const struct decision_legs *l, bool table)
+{
+    put_text(b, "treatment", l->treatment);
+    put_text(b, "protocol", l->protocol);
+    put_text(b, "why", l->why);
+    put_u64_or_null(b, "eff_isl", l->has_eff, l->eff_isl);
+    if (!l->has_prefill) return;
+    put_prefill(b, l, table);
+    put_ms(b, "handoff_ms", l->handoff_ms);
+    put_ms(b, "kv_wait_ms", l->kv_wait_ms);
+    put_text(b, "staged", l->staged);
+}
+
+/* Where more than the device has something of the prompt. */
+static void put_tiers(struct kvr_buf *b, const struct decision *d)
+{
+    if (d->held_blocks == d->tier_blocks[KVR_TIER_DEVICE]) return;
+    kvr_json_key(b, "overlap_tiers");
+    kvr_json_open(b, '{');
+    for (int t = 0; t < KVR_TIER_COUNT; t++) kvr_json_put_u64(b, kvr_tier_name((enum kvr_tier)t), d->tier_blocks[t]);
+    kvr_json_close(b, '}');
+}
+
+/* legs: NULL: none. */
+static void put_decision(struct kvr_buf *b, const struct decision *d, const struct decision_legs *legs, bool table)
+{
+    kvr_json_open(b, '{');
+    kvr_json_put_u64(b, "at_ms", d->at_ms);
+    kvr_json_put_str(b, "request_id", d->id);
+    kvr_json_put_str(b, "model", d->model);
+    kvr_json_put_str(b, "asked_model", d->asked_model);
+    kvr_json_key(b, "fallback");
+    kvr_json_bool(b, d->fallback);
+    kvr_json_put_str(b, "reason", d->reason);
+    kvr_json_put_u64(b, "worker_id", d->worker.worker_id);
+    kvr_json_put_u64(b, "dp_rank", d->worker.dp_rank);
+    kvr_json_put_u64(b, "status", d->status);
+    kvr_json_put_u64(b, "isl_tokens", d->isl);
+    kvr_json_put_u64(b, "overlap_blocks", d->overlap_blocks);
+    put_tiers(b, d);
+    kvr_json_put_double(b, "best_overlap_blocks", d->best_blocks);
+    kvr_json_put_double(b, "regret_blocks", d->best_blocks - d->effective_blocks);
+    kvr_json_put_u64(b, "pending_blocks", d->pending_blocks);
+    kvr_json_put_double(b, "cost", d->cost);
+    if (d->table.has_delay) put_delay(b, &d->table.chosen);
+    kvr_json_put_u64(b, "predicted_cached_tokens", d->cached_tokens);
+    kvr_json_key(b, "actual_cached_tokens");
+    if (d->has_actual) kvr_json_u64(b, d->actual_cached);
+    else kvr_json_null(b);
+    kvr_json_put_double(b, "queued_ms", d->waited_ms);
+    kvr_json_put_double(b, "ttft_ms", d->ttft_ms);
+    kvr_json_put_double(b, "other_ttft_ms", d->other_ms >= 0 ? d->other_ms : NAN);
+    if (legs) put_legs(b, legs, table);
+    if (table) put_table(b, &d->table);
+    kvr_json_close(b, '}');
+}
+
+static const struct decision_legs *legs_of(const struct decisions *all, const struct decision *d)
+{
+    const struct decision_legs *l = all->legs ? &all->legs[d - all->ring] : NULL;
+    return l && l->present ? l : NULL;
+}
+
+static const struct decision *decision_at(const struct decisions *all, uint64_t back)
+{
+    return &all->ring[(all->n - back) % DECISIONS];
+}
+
+void decisions_write(struct decisions *all, struct kvr_buf *b, size_t most)
+{
+    kvr_lock(&all->lock);
+    size_t n = KVR_MIN(KVR_MIN(all->n, (uint64_t)DECISIONS), (uint64_t)most);
+    kvr_json_open(b, '[');
+    for (size_t i = 1; i <= n; i++) {
+        const struct decision *d = decision_at(all, i);
+        put_decision(b, d, legs_of(all, d), false);
+    }
+    kvr_json_close(b, ']');
+    kvr_unlock(&all->lock);
+}
+
+static const struct decision *find_locked(const struct decisions *all, const char *id, size_t len)
+{
+    size_t n = KVR_MIN(all->n, (uint64_t)DECISIONS);
+    for (size_t i = 1; i <= n; i++) {
+        const struct decision *d = decision_at(all, i);
+        if (strlen(d->id) == len && memcmp(d->id, id, len) == 0) return d;
+    }
+    return NULL;
+}
+
+bool decisions_write_one(struct decisions *all, struct kvr_buf *b, const char *id, size_t len)
+{
+    kvr_lock(&all->lock);
+    const struct decision *d = find_locked(all, id, len);
+    if (d) put_decision(b, d, legs_of(all, d), true);
+    kvr_unlock(&all->lock);
+    return d != NULL;
+}
+
+/* ---- tables ------------------------------------------------------------------------------------------ */
+
+/* Places of the cheapest, cheapest first. Returns: how many. */
+static uint32_t cheapest(const struct kvr_cost *costs, size_t n, size_t at[TABLE_ROWS])
+{
+    uint32_t m = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (m == TABLE_ROWS && costs[i].cost >= costs[at[m - 1]].cost) continue;
+        uint32_t k = m < TABLE_ROWS ? m++ : TABLE_ROWS - 1;
+        for (; k > 0 && costs[at[k - 1]].cost > costs[i].cost; k--) at[k] = at[k - 1];
+        at[k] = i;
+    }
+    return m;
+}
+
+static struct delay_terms terms_of(const struct kvr_delay *d)
+{
+    return (struct delay_terms){(float)d->first, (float)d->computing, (float)d->generation, (float)d->pass};
+}
+
+/* The cost counts for those that are kept, and for the chosen one. */
+static void take_delays(struct decision_table *t, const struct kvr_router_ctx *ctx, size_t at[TABLE_ROWS + 1], size_t chosen)
+{
+    struct kvr_delay d[TABLE_ROWS + 1];
+    at[t->n] = chosen;
+    t->has_delay = kvr_router_delays(ctx, at, t->n + 1, d);
+    if (!t->has_delay) return;
+    for (uint32_t i = 0; i < t->n; i++) t->rows[i].delay = terms_of(&d[i]);
+    t->chosen = terms_of(&d[t->n]);
+}
+
+void decision_table_take(struct decision_table *t, const struct kvr_router_ctx *ctx, struct kvr_worker chosen)
+{
+    const struct kvr_candidate *c;
+    const struct kvr_cost *costs;
+    size_t n = kvr_router_candidates(ctx, &c, &costs), at[TABLE_ROWS + 1], place = 0;
+    t->total = (uint32_t)n;
+    t->n = cheapest(costs, n, at);
+    t->has_delay = false;
+    for (uint32_t i = 0; i < t->n; i++) {
+        const struct kvr_candidate *k = &c[at[i]];
+        t->rows[i] = (struct decision_row){.worker = k->worker,
+                                           .device = (float)k->device_blocks,
+                                           .host = (float)k->host_blocks,
+                                           .disk = (float)k->disk_blocks,
+                                           .external = (float)k->external_blocks,
+                                           .pending = (float)k->pending_blocks,
+                                           .copy = (float)k->copy_blocks,
+                                           .pressure = (float)k->pressure,
+                                           .requests = k->active_requests,
+                                           .generating = k->active_requests - k->active_prefills,
+                                           .own_tokens = kvr_router_prefill_of(ctx, at[i]),
+                                           .prefill_tokens = k->active_prefill_tokens,
+                                           .decode_blocks = k->decode_blocks,
+                                           .cost = costs[at[i]].cost};
+    }
+    while (place < n && kvr_worker_cmp(c[place].worker, chosen)) place++;
+    if (place < n) take_delays(t, ctx, at, place);
+}
+
+void decision_table_header(const struct decision_table *t, struct kvr_buf *h)
+{
+    kvr_buf_printf(h, "x-kvroute-explain: candidates=%u", t->total);
+    for (uint32_t i = 0; i < t->n; i++) {
+        const struct decision_row *r = &t->rows[i];
+        kvr_buf_printf(h, "; %llu/%u cost=%.6g overlap=%.6g pending=%.6g prefill=%llu decode=%llu active=%u",
+                       (unsigned long long)r->worker.worker_id, r->worker.dp_rank, r->cost, (double)r->device, (double)r->pending,
+                       (unsigned long long)r->prefill_tokens, (unsigned long long)r->decode_blocks, r->requests);
+        if (r->host + r->disk + r->external > 0)
+            kvr_buf_printf(h, " host=%.6g disk=%.6g external=%.6g", (double)r->host, (double)r->disk, (double)r->external);
+        if (t->has_delay)
+            kvr_buf_printf(h, " copy=%.4g first_ms=%.4g computing_ms=%.4g generation_ms=%.4g pass_ms=%.4g", (double)r->copy,
+                           (double)r->delay.first, (double)r->delay.computing, (double)r->delay.generation, (double)r->delay.pass);
+    }
+    kvr_buf_str(h, "\r\n");
+}
