@@ -120,7 +120,7 @@ def test_every_member_of_a_body_has_words_for_what_is_allowed():
     folder = pathlib.Path(__file__).parents[2] / "src/app/serve"
     text = {str(f.relative_to(folder)): f.read_text(encoding="utf-8") for f in folder.rglob("*.c")}
     read = set(re.findall(r'member_(?:u64|text|double|bool)\(o, "(\w+)"', "".join(text.values())))
-    for name in ("admin/question.c", "admin/tracker.c", "admin/selection.c", "admin/worker_object.c", "admin/questions.c", "workers/read_object.c"):
+    for name in ("admin/question.c", "admin/tracker.c", "admin/selection.c", "admin/worker_object.c", "admin/questions.c", "workers/entry/read_object.c"):
         read |= set(re.findall(r'(?:bad = |return |bad_field\(c, |\? |: )"([a-z_]+)"', text[name])) & set(re.findall(r'"([a-z]+_[a-z_]+)"', text[name]))
     assert {"worker_id", "token_ids", "endpoint"} <= read
     read -= {"prefill_marked", "free_marked"}  # answers

@@ -7,12 +7,12 @@
 #include "test.h"
 
 #include "app/serve/admin/room.h"
-#include "app/serve/workers/evidence.h"
-#include "app/serve/workers/labels.h"
+#include "app/serve/workers/views/evidence.h"
+#include "app/serve/workers/counts/labels.h"
 #include "app/serve/workers/learn.h"
-#include "app/serve/workers/role.h"
-#include "app/serve/workers/room.h"
-#include "app/serve/workers/roster.h"
+#include "app/serve/workers/table/role.h"
+#include "app/serve/workers/table/room.h"
+#include "app/serve/workers/table/roster.h"
 #include "wire/prom_page.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)

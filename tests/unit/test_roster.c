@@ -7,9 +7,9 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "app/serve/workers/role.h"
-#include "app/serve/workers/room.h"
-#include "app/serve/workers/roster.h"
+#include "app/serve/workers/table/role.h"
+#include "app/serve/workers/table/room.h"
+#include "app/serve/workers/table/roster.h"
 
 static struct serve_options options;
 static struct process process;

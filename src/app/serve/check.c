@@ -22,7 +22,7 @@
 #include "app/serve/rooms.h"
 #include "app/serve/serve.h"
 #include "app/serve/tokenizers/tokenizers.h"
-#include "app/serve/workers/partition.h"
+#include "app/serve/workers/table/partition.h"
 #include "app/serve/workers/workers.h"
 #include "net/otlp/otlp.h"
 #include "net/zmq/curve.h"

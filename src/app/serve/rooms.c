@@ -16,13 +16,13 @@
  * Threads:
  *   main loop    admin server, health checks, timers; the only one that adds workers and partitions, and removes workers
  *   data loops   requests of their own connections; never each other's
- *   ingest       KV events; calls into workers/views.c only
+ *   ingest       KV events; calls into workers/views/views.c only
  *   folders      of `select` with --tokenizer-dir, from the first SIGHUP on: reads the folders again
  *   sync         other routers' bookings; calls into peers/replicas.c, and from there into what peers_hooks says
- * Shared state: the worker table is under its lock (workers.h); what is made of it for requests is the roster (workers/roster.h), which
- * does not change. Sessions, decisions, labelled counters, evidence and the quality of predictions have locks of their own, leaves all;
- * figures are atomic; kvr_router and kvr_index have their own locks. base/lock.h has the order of all. Nothing blocks under the lock of the
- * table, and a request neither hashes, nor copies, nor looks through workers under it.
+ * Shared state: the worker table is under its lock (workers.h); what is made of it for requests is the roster (workers/table/roster.h),
+ * which does not change. Sessions, decisions, labelled counters, evidence and the quality of predictions have locks of their own, leaves
+ * all; figures are atomic; kvr_router and kvr_index have their own locks. base/lock.h has the order of all. Nothing blocks under the lock
+ * of the table, and a request neither hashes, nor copies, nor looks through workers under it.
  */
 #include "app/serve/rooms.h"
 
@@ -38,8 +38,8 @@
 #include "app/serve/peers/peers.h"
 #include "app/serve/peers/replicas.h"
 #include "app/serve/tokenizers/tokenizers.h"
-#include "app/serve/workers/partition.h"
-#include "app/serve/workers/worker.h"
+#include "app/serve/workers/table/partition.h"
+#include "app/serve/workers/table/worker.h"
 #include "app/serve/workers/workers.h"
 #include "base/base.h"
 #include "net/zmq/curve.h"

@@ -21,7 +21,7 @@
 #include "app/serve/peers/replicas.h"
 #include "app/serve/rooms.h"
 #include "app/serve/tokenizers/tokenizers.h"
-#include "app/serve/workers/views.h"
+#include "app/serve/workers/views/views.h"
 #include "app/serve/workers/workers.h"
 #include "base/log.h"
 #include "net/http/jobs.h"

@@ -17,8 +17,8 @@
 #include <string.h>
 
 #include "app/serve/common/clock.h"
-#include "app/serve/workers/health.h"
-#include "app/serve/workers/worker_key.h"
+#include "app/serve/workers/engines/health.h"
+#include "app/serve/workers/entry/worker_key.h"
 #include "app/serve/workers/workers.h"
 #include "base/lock.h"
 #include "base/log.h"

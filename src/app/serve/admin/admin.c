@@ -16,7 +16,7 @@
 #include "app/serve/peers/remote.h"
 #include "app/serve/peers/replicas.h"
 #include "app/serve/tokenizers/tokenizers.h"
-#include "app/serve/workers/worker.h"
+#include "app/serve/workers/table/worker.h"
 #include "app/serve/workers/workers.h"
 #include "base/log.h"
 #include "net/http/access.h"

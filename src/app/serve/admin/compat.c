@@ -6,7 +6,7 @@
  */
 #include "app/serve/admin/room.h"
 
-#include "app/serve/workers/model_counts.h"
+#include "app/serve/workers/counts/model_counts.h"
 #include "wire/prom_page.h"
 
 enum kind { KIND_TIME, KIND_GAUGE, KIND_COUNTER, KIND_ENDS };

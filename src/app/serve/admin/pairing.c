@@ -14,7 +14,7 @@
 
 #include "app/serve/data/choice/conditional.h"
 #include "app/serve/data/choice/domains.h"
-#include "app/serve/workers/worker.h"
+#include "app/serve/workers/table/worker.h"
 #include "app/serve/workers/workers.h"
 
 /* ---- a worker ---------------------------------------------------------------------------------------- */

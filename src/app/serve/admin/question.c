@@ -9,7 +9,7 @@
 #include "app/serve/common/clock.h"
 #include "app/serve/data/choice/domains.h"
 #include "app/serve/data/choice/question.h"
-#include "app/serve/workers/worker.h"
+#include "app/serve/workers/table/worker.h"
 #include "app/serve/workers/workers.h"
 
 /* In place of a member's name. */

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#include "app/serve/workers/engine_load.h"
+#include "app/serve/workers/engines/engine_load.h"
 #include "app/serve/workers/workers.h"
 #include "base/lock.h"
 #include "recover/event_json.h"

@@ -24,7 +24,7 @@
 #include "app/serve/common/limits.h"
 #include "app/serve/common/members.h"
 #include "app/serve/common/process.h"
-#include "app/serve/workers/partition.h"
+#include "app/serve/workers/table/partition.h"
 #include "net/http/jobs.h"
 #include "net/http/json_body.h"
 #include "token/pool.h"

@@ -17,7 +17,7 @@
 #include <string.h>
 
 #include "app/serve/common/clock.h"
-#include "app/serve/workers/worker.h"
+#include "app/serve/workers/table/worker.h"
 #include "app/serve/workers/workers.h"
 #include "base/lock.h"
 #include "base/lru.h"

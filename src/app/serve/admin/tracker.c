@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-#include "app/serve/workers/worker.h"
+#include "app/serve/workers/table/worker.h"
 #include "app/serve/workers/workers.h"
 #include "base/lock.h"
 

@@ -5,13 +5,13 @@
 #include <string.h>
 
 #include "app/serve/common/clock.h"
-#include "app/serve/workers/evidence.h"
+#include "app/serve/workers/engines/usage_reporting.h"
+#include "app/serve/workers/entry/worker_tls.h"
 #include "app/serve/workers/learn.h"
-#include "app/serve/workers/rank.h"
-#include "app/serve/workers/tiers.h"
-#include "app/serve/workers/usage_reporting.h"
-#include "app/serve/workers/views.h"
-#include "app/serve/workers/worker_tls.h"
+#include "app/serve/workers/table/rank.h"
+#include "app/serve/workers/views/evidence.h"
+#include "app/serve/workers/views/tiers.h"
+#include "app/serve/workers/views/views.h"
 
 static void put_endpoints(struct kvr_buf *b, const char *key, const struct worker *w, enum rank_socket which)
 {

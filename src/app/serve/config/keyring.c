@@ -7,7 +7,7 @@
 #include <time.h>
 
 #include "app/serve/config/room.h"
-#include "app/serve/workers/partition.h"
+#include "app/serve/workers/table/partition.h"
 #include "base/log.h"
 #include "wire/prom_page.h"
 

@@ -7,7 +7,7 @@
 
 #include "app/serve/config/policy_file.h"
 #include "app/serve/config/room.h"
-#include "app/serve/workers/partition.h"
+#include "app/serve/workers/table/partition.h"
 #include "base/log.h"
 
 static bool has(const struct policy_profile *list, size_t n, const char *model)

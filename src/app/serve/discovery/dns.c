@@ -30,7 +30,7 @@
 #include <uv.h>
 
 #include "app/serve/discovery/found_workers.h"
-#include "app/serve/workers/worker.h"
+#include "app/serve/workers/table/worker.h"
 #include "base/log.h"
 #include "wire/prom_page.h"
 

@@ -11,7 +11,7 @@
 #include "app/serve/config/config.h"
 #include "app/serve/config/reloads.h"
 #include "app/serve/discovery/found_workers.h"
-#include "app/serve/workers/worker.h"
+#include "app/serve/workers/table/worker.h"
 #include "base/log.h"
 #include "wire/entry.h"
 

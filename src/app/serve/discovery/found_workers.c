@@ -15,7 +15,7 @@
 #include <string.h>
 
 #include "app/serve/common/fields.h"
-#include "app/serve/workers/worker.h"
+#include "app/serve/workers/table/worker.h"
 #include "app/serve/workers/workers.h"
 #include "base/log.h"
 

@@ -17,7 +17,7 @@
 
 #include "app/serve/peers/index_claim.h"
 #include "app/serve/peers/room.h"
-#include "app/serve/workers/views.h"
+#include "app/serve/workers/views/views.h"
 #include "app/serve/workers/workers.h"
 #include "base/lock.h"
 #include "base/log.h"

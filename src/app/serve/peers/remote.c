@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "app/serve/common/clock.h"
-#include "app/serve/workers/partition.h"
+#include "app/serve/workers/table/partition.h"
 #include "app/serve/workers/workers.h"
 #include "base/lock.h"
 #include "net/http/access.h"

@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "app/serve/peers/room.h"
-#include "app/serve/workers/partition.h"
+#include "app/serve/workers/table/partition.h"
 #include "app/serve/workers/workers.h"
 #include "base/lock.h"
 #include "net/replication/sync.h"

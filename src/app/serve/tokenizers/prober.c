@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "app/serve/common/clock.h"
-#include "app/serve/workers/worker_key.h"
+#include "app/serve/workers/entry/worker_key.h"
 #include "token/probes.h"
 #include "wire/engine_tokens.h"
 

@@ -5,7 +5,7 @@
 
 #include "app/serve/common/process.h"
 #include "app/serve/tokenizers/tokenizers.h"
-#include "app/serve/workers/worker.h"
+#include "app/serve/workers/table/worker.h"
 
 struct prober;
 

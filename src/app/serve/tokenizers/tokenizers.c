@@ -11,7 +11,7 @@
 
 #include "app/serve/common/clock.h"
 #include "app/serve/common/process.h"
-#include "app/serve/workers/roster.h"
+#include "app/serve/workers/table/roster.h"
 #include "app/serve/workers/workers.h"
 #include "base/lock.h"
 #include "base/log.h"

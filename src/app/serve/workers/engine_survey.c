@@ -7,13 +7,12 @@
  * A survey that was broken off is repeated; all others are repeated when the worker comes back after it was down, as it may have been
  * started anew with other flags.
  */
-#include "app/serve/workers/room.h"
-
 #include <string.h>
 
 #include "app/serve/common/clock.h"
+#include "app/serve/workers/entry/worker_key.h"
 #include "app/serve/workers/learn.h"
-#include "app/serve/workers/worker_key.h"
+#include "app/serve/workers/table/room.h"
 #include "net/http/engine_ask.h"
 
 enum { SURVEYS_MAX = 32, PATIENT_MAX = 16 /* in a tick */ };

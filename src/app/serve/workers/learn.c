@@ -22,8 +22,8 @@
 #include <string.h>
 
 #include "app/serve/common/clock.h"
-#include "app/serve/workers/room.h"
-#include "app/serve/workers/roster.h"
+#include "app/serve/workers/table/room.h"
+#include "app/serve/workers/table/roster.h"
 #include "base/log.h"
 
 /* ---- notes -------------------------------------------------------------------------------------------------------- */

@@ -6,7 +6,7 @@
 #ifndef KVR_SERVE_LEARN_H
 #define KVR_SERVE_LEARN_H
 
-#include "app/serve/workers/worker.h"
+#include "app/serve/workers/table/worker.h"
 
 /* engine_survey.c */
 void engine_survey_tick(struct workers *ws);

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* /metrics of this room, but for files that have their own: how workers stand, what their partitions hold and have learnt. */
-#include "app/serve/workers/room.h"
-
 #include <stdlib.h>
 
 #include "app/serve/common/clock.h"
 #include "app/serve/common/page.h"
-#include "app/serve/workers/evidence.h"
-#include "app/serve/workers/labels.h"
-#include "app/serve/workers/model_counts.h"
-#include "app/serve/workers/roster.h"
-#include "app/serve/workers/views.h"
+#include "app/serve/workers/counts/labels.h"
+#include "app/serve/workers/counts/model_counts.h"
+#include "app/serve/workers/engines/engine_load.h"
+#include "app/serve/workers/table/room.h"
+#include "app/serve/workers/table/roster.h"
+#include "app/serve/workers/views/evidence.h"
+#include "app/serve/workers/views/views.h"
 
 /* The pairs that name a partition: those of its scope, and the number that tells partitions of a scope apart. */
 #define SCOPE_OF(p) KVR_PROM_TEXT("model", (p)->model), KVR_PROM_TEXT("routing_group", (p)->group)

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What this room consists of: made, started, looked after, ended. */
-#include "app/serve/workers/room.h"
-
 #include "app/serve/common/clock.h"
-#include "app/serve/workers/evidence.h"
-#include "app/serve/workers/health.h"
-#include "app/serve/workers/labels.h"
+#include "app/serve/workers/counts/labels.h"
+#include "app/serve/workers/counts/model_counts.h"
+#include "app/serve/workers/engines/engine_load.h"
+#include "app/serve/workers/engines/health.h"
 #include "app/serve/workers/learn.h"
-#include "app/serve/workers/model_counts.h"
-#include "app/serve/workers/roster.h"
-#include "app/serve/workers/views.h"
+#include "app/serve/workers/table/room.h"
+#include "app/serve/workers/table/roster.h"
+#include "app/serve/workers/views/evidence.h"
+#include "app/serve/workers/views/views.h"
 
 struct workers *workers_create(struct process *p, const struct workers_hooks *hooks)
 {

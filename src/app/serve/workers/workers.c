@@ -6,19 +6,19 @@
  * other workers is looked up before, without it: these functions run on the main loop, and nobody else changes what they read - which
  * workers there are, in which order, and what their entries say. Under the lock a worker is put in its place, or taken out.
  */
-#include "app/serve/workers/room.h"
-
 #include <string.h>
 #include <time.h>
 
 #include "app/serve/common/clock.h"
-#include "app/serve/workers/evidence.h"
-#include "app/serve/workers/health.h"
-#include "app/serve/workers/labels.h"
+#include "app/serve/workers/counts/labels.h"
+#include "app/serve/workers/counts/model_counts.h"
+#include "app/serve/workers/engines/engine_load.h"
+#include "app/serve/workers/engines/health.h"
 #include "app/serve/workers/learn.h"
-#include "app/serve/workers/model_counts.h"
-#include "app/serve/workers/roster.h"
-#include "app/serve/workers/views.h"
+#include "app/serve/workers/table/room.h"
+#include "app/serve/workers/table/roster.h"
+#include "app/serve/workers/views/evidence.h"
+#include "app/serve/workers/views/views.h"
 #include "base/log.h"
 
 /* ---- workers of one engine --------------------------------------------------------------------------- */

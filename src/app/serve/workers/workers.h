@@ -13,7 +13,7 @@
 #include <kvroute/load.h>
 #include <kvroute/router.h>
 
-#include "app/serve/workers/counters.h"
+#include "app/serve/workers/table/counters.h"
 
 struct kvr_prom_page;
 struct partition;

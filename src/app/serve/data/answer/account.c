@@ -18,9 +18,9 @@
 #include "app/serve/data/request/legs.h"
 #include "app/serve/peers/replicas.h"
 #include "app/serve/tokenizers/tokenizers.h"
-#include "app/serve/workers/labels.h"
-#include "app/serve/workers/usage_reporting.h"
-#include "app/serve/workers/views.h"
+#include "app/serve/workers/counts/labels.h"
+#include "app/serve/workers/engines/usage_reporting.h"
+#include "app/serve/workers/views/views.h"
 
 void account_request(struct request *r)
 {

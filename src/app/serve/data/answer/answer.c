@@ -12,7 +12,7 @@
 #include "app/serve/data/request/attempt.h"
 #include "app/serve/data/request/legs.h"
 #include "app/serve/data/request/phases.h"
-#include "app/serve/workers/views.h"
+#include "app/serve/workers/views/views.h"
 
 enum { ANSWER_KEPT_MAX = 4 << 20 };
 

@@ -10,7 +10,7 @@
 #include "app/serve/data/answer/model_gauges.h"
 
 #include "app/serve/data/request/legs.h"
-#include "app/serve/workers/labels.h"
+#include "app/serve/workers/counts/labels.h"
 
 static void add(_Atomic int64_t *gauge, int64_t by)
 {

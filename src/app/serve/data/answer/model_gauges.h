@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is counted of a request under its model (workers/model_counts.h). Its loop only. */
+/* What is counted of a request under its model (workers/counts/model_counts.h). Its loop only. */
 #ifndef KVR_SERVE_MODEL_GAUGES_H
 #define KVR_SERVE_MODEL_GAUGES_H
 
 #include "app/serve/data/request/attempt.h"
-#include "app/serve/workers/model_counts.h"
+#include "app/serve/workers/counts/model_counts.h"
 
 /* It enters the phase r->phase. */
 void model_gauges_enter(struct request *r);

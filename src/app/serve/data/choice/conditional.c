@@ -4,7 +4,7 @@
 
 #include "app/serve/data/choice/question.h"
 #include "app/serve/data/choice/treatment.h"
-#include "app/serve/workers/worker.h"
+#include "app/serve/workers/table/worker.h"
 #include "app/serve/workers/workers.h"
 
 struct kvr_disagg_rule conditional_rule(const struct data_plane *data, enum kvr_router_mode mode)

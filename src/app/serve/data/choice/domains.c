@@ -4,8 +4,8 @@
 
 #include <string.h>
 
-#include "app/serve/workers/roster.h"
-#include "app/serve/workers/worker.h"
+#include "app/serve/workers/table/roster.h"
+#include "app/serve/workers/table/worker.h"
 
 static bool limits(const struct data_plane *data)
 {

@@ -7,7 +7,7 @@
 #define KVR_SERVE_QUESTION_H
 
 #include "app/serve/data/request/legs.h"
-#include "app/serve/workers/roster.h"
+#include "app/serve/workers/table/roster.h"
 
 /* It has no id to book yet, and borrows from the request, its legs and the row until the next question about it. */
 void question_of(struct request *r, const struct roster_row *row, const struct partition *partition, struct kvr_router_request *rq);

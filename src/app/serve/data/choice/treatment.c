@@ -9,7 +9,7 @@
 #include "app/serve/data/request/admission.h"
 #include "app/serve/data/request/attempt.h"
 #include "app/serve/data/request/pins.h"
-#include "app/serve/workers/roster.h"
+#include "app/serve/workers/table/roster.h"
 
 /* ---- one worker or two ---------------------------------------------------------------------------------- */
 

@@ -18,7 +18,7 @@
 #include "app/serve/data/request/hints.h"
 #include "app/serve/data/request/reply.h"
 #include "app/serve/data/request/telemetry.h"
-#include "app/serve/workers/models.h"
+#include "app/serve/workers/engines/models.h"
 
 /* ---- what the head says ------------------------------------------------------------------------------ */
 

@@ -5,8 +5,8 @@
 #include "app/serve/common/clock.h"
 #include "app/serve/data/state/room.h"
 #include "app/serve/peers/remote.h"
-#include "app/serve/workers/roster.h"
-#include "app/serve/workers/views.h"
+#include "app/serve/workers/table/roster.h"
+#include "app/serve/workers/views/views.h"
 
 bool serve_ready(struct data_plane *data, const char **why)
 {

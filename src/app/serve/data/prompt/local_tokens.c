@@ -7,7 +7,7 @@
 #include "app/serve/data/request/eligible.h"
 #include "app/serve/data/request/phases.h"
 #include "app/serve/tokenizers/tokenizers.h"
-#include "app/serve/workers/worker.h"
+#include "app/serve/workers/table/worker.h"
 
 enum { WHOLE_ON_LOOP = 64 << 10, QUESTION_MAX = 16 << 20, CHECKS_MAX = 8, CHECK_ANSWER_MAX = 16 << 20 };
 

@@ -11,10 +11,10 @@
 #include "app/serve/data/request/cors.h"
 #include "app/serve/data/request/legs.h"
 #include "app/serve/data/request/telemetry.h"
-#include "app/serve/workers/health.h"
-#include "app/serve/workers/rank.h"
-#include "app/serve/workers/views.h"
-#include "app/serve/workers/worker_key.h"
+#include "app/serve/workers/engines/health.h"
+#include "app/serve/workers/entry/worker_key.h"
+#include "app/serve/workers/table/rank.h"
+#include "app/serve/workers/views/views.h"
 
 enum {
     ENDING_MS = 1000,         /* for a worker to end a stream whose last event has passed */

@@ -21,7 +21,7 @@
 #ifndef KVR_SERVE_ATTEMPT_H
 #define KVR_SERVE_ATTEMPT_H
 
-#include "app/serve/workers/evidence.h"
+#include "app/serve/workers/views/evidence.h"
 #include "app/serve/data/request/request.h"
 #include "wire/sse.h"
 #include "wire/usage_merge.h"

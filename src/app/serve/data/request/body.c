@@ -13,7 +13,7 @@
 #include "app/serve/data/request/named_model.h"
 #include "app/serve/data/request/phases.h"
 #include "app/serve/data/request/pins.h"
-#include "app/serve/workers/worker.h"
+#include "app/serve/workers/table/worker.h"
 #include "app/serve/workers/workers.h"
 #include "wire/mm_parts.h"
 #include "wire/tokenize_body.h"

@@ -3,8 +3,8 @@
 #include "app/serve/data/request/eligible.h"
 
 #include "app/serve/config/api_keys.h"
-#include "app/serve/workers/roster.h"
-#include "app/serve/workers/worker.h"
+#include "app/serve/workers/table/roster.h"
+#include "app/serve/workers/table/worker.h"
 
 const struct roster_row *eligible_workers(struct request *r)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a request has to know of the workers that serve its model: rows of the roster (workers/roster.h). Any thread. */
+/* What a request has to know of the workers that serve its model: rows of the roster (workers/table/roster.h). Any thread. */
 #ifndef KVR_SERVE_ELIGIBLE_H
 #define KVR_SERVE_ELIGIBLE_H
 

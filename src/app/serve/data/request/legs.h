@@ -33,7 +33,7 @@
 
 #include "app/serve/data/request/request.h"
 #include "app/serve/data/request/transfer.h"
-#include "app/serve/workers/missed_rendezvous.h"
+#include "app/serve/workers/table/missed_rendezvous.h"
 
 enum { LEGS_EXCLUDED_MAX = TRIES_MAX + MISSED_MAX };
 

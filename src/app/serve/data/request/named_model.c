@@ -16,7 +16,7 @@
 #include "app/serve/data/request/admission.h"
 #include "app/serve/data/request/request.h"
 #include "app/serve/data/state/room.h"
-#include "app/serve/workers/roster.h"
+#include "app/serve/workers/table/roster.h"
 #include "wire/json_edit.h"
 
 static struct kvr_text session_of(const struct request *r, const struct named_ask *ask)

@@ -7,7 +7,7 @@
 #include "app/serve/common/clock.h"
 #include "app/serve/common/members.h"
 #include "app/serve/data/request/hints.h"
-#include "app/serve/workers/worker.h"
+#include "app/serve/workers/table/worker.h"
 #include "app/serve/workers/workers.h"
 
 #define NO_RANK UINT32_MAX

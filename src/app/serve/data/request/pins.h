@@ -21,7 +21,7 @@
 #define KVR_SERVE_PINS_H
 
 #include "app/serve/data/request/request.h"
-#include "app/serve/workers/role.h"
+#include "app/serve/workers/table/role.h"
 
 /* Each returns what is wrong, or NULL. */
 const char *pins_read_head(struct request *r, const struct kvr_headers *h);

@@ -61,7 +61,7 @@
 #include "wire/handoff.h"
 #include "app/serve/config/api_keys.h"
 #include "app/serve/data/state/sessions.h"
-#include "app/serve/workers/role.h"
+#include "app/serve/workers/table/role.h"
 #include "wire/rank_member.h"
 
 struct attempt;

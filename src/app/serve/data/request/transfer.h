@@ -12,7 +12,7 @@
 #include <stdbool.h>
 
 #include "app/serve/common/limits.h"
-#include "app/serve/workers/kv_keys.h"
+#include "app/serve/workers/table/kv_keys.h"
 #include "wire/handoff.h"
 
 struct request;

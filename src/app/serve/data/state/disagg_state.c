@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "app/serve/data/state/room.h"
-#include "app/serve/workers/roster.h"
+#include "app/serve/workers/table/roster.h"
 #include "app/serve/workers/workers.h"
 #include "base/log.h"
 #include "wire/prom_page.h"

@@ -13,7 +13,7 @@
 
 #include "base/lock.h"
 #include "app/serve/common/limits.h"
-#include "app/serve/workers/partition.h"
+#include "app/serve/workers/table/partition.h"
 #include "net/http/http.h"
 #include "net/http/jobs.h"
 #include "net/replication/remote_index.h"

@@ -8,7 +8,7 @@
 #include "app/serve/data/request/attempt.h"
 #include "app/serve/data/request/legs.h"
 #include "app/serve/data/two_legs/side_call.h"
-#include "app/serve/workers/worker_key.h"
+#include "app/serve/workers/entry/worker_key.h"
 
 #define ANSWER_S 5.0
 

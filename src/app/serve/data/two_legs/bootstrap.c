@@ -8,7 +8,7 @@
 #include "app/serve/common/clock.h"
 #include "app/serve/data/state/room.h"
 #include "app/serve/data/two_legs/side_call.h"
-#include "app/serve/workers/worker.h"
+#include "app/serve/workers/table/worker.h"
 #include "wire/handoff.h"
 
 enum { REFUSED_MS = 1000, KEPT_MS = 60000 };

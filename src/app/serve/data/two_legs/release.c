@@ -10,7 +10,7 @@
 #include "app/serve/data/request/eligible.h"
 #include "app/serve/data/request/legs.h"
 #include "app/serve/data/two_legs/side_call.h"
-#include "app/serve/workers/roster.h"
+#include "app/serve/workers/table/roster.h"
 
 enum { EARLY_MS = 100 /* from the sending of a request: the engine may not have it yet */ };
 

@@ -9,7 +9,7 @@
 #include "app/serve/data/request/phases.h"
 #include "app/serve/data/two_legs/abort.h"
 #include "app/serve/data/two_legs/bootstrap.h"
-#include "app/serve/workers/missed_rendezvous.h"
+#include "app/serve/workers/table/missed_rendezvous.h"
 
 enum { LOOK_AGAIN_MS = 10 /* for the name of an engine */ };
 

@@ -1,0 +1,341 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Active health checks, on the main loop: GET /health of every worker each interval, and GET /v1/models of those that
+ * are up. A worker that refuses connections to a request is checked at once.
+ */
+#include "app/serve/workers/engines/health.h"
+
+#include <string.h>
+
+#include "app/serve/workers/entry/worker_key.h"
+#include "app/serve/workers/table/room.h"
+
+enum { MODELS_BODY_MAX = 1 << 20, URGENT_MAX = 256 };
+
+struct check {
+    struct check *next;
+    struct workers *workers;
+    uint64_t id;
+    struct kvr_endpoint endpoint;
+    struct kvr_http_call *call;
+    uv_timer_t timeout;
+    bool models, ended, cut; /* cut: the body is longer than may be */
+    int status;
+    char key[API_KEY_MAX];
+    struct kvr_buf body;
+    void (*over)(void *ctx); /* NULL: nobody waits for it */
+    void *ctx;
+};
+
+struct health_checks {
+    uv_timer_t timer;
+    uv_async_t urgent;
+    struct kvr_lock lock;
+    uint64_t ids[URGENT_MAX];
+    size_t n;
+    struct check *checks;
+    bool running;
+};
+
+struct health_checks *health_create(void)
+{
+    struct health_checks *h = calloc(1, sizeof *h);
+    if (h) kvr_lock_init(&h->lock, KVR_LOCK_HEALTH);
+    return h;
+}
+
+void health_destroy(struct health_checks *h)
+{
+    if (!h) return;
+    kvr_lock_destroy(&h->lock);
+    free(h);
+}
+
+static struct check *check_start(struct workers *ws, uint64_t id, const struct kvr_endpoint *e, const char *key, bool models);
+
+static void on_check_closed(uv_handle_t *h)
+{
+    struct check *k = h->data;
+    kvr_buf_free(&k->body);
+    free(k);
+}
+
+static void check_end(struct check *k)
+{
+    struct check **p = &k->workers->health_checks->checks;
+    if (k->ended) return;
+    k->ended = true;
+    while (*p != k) p = &(*p)->next;
+    *p = k->next;
+    uv_close((uv_handle_t *)&k->timeout, on_check_closed);
+    if (k->over) k->over(k->ctx);
+}
+
+static void copy_text(struct kvr_json object, const char *key, char *out, size_t cap)
+{
+    const char *s;
+    size_t len;
+    if (kvr_json_as_name(kvr_json_get(object, key), &s, &len) && len < cap) memcpy(out, s, len);
+}
+
+struct listed {
+    struct model_entry *list;
+    size_t n, all; /* taken; in the answer */
+};
+
+static int add_model(void *ctx, const char *key, size_t key_len, struct kvr_json v)
+{
+    struct listed *out = ctx;
+    const char *id;
+    size_t len;
+    (void)key;
+    (void)key_len;
+    out->all++;
+    if (out->n == MODELS_MAX || !kvr_json_as_name(kvr_json_get(v, "id"), &id, &len) || len >= MODEL_MAX) return 0;
+    struct model_entry *m = &out->list[out->n++];
+    memset(m, 0, sizeof *m);
+    memcpy(m->id, id, len);
+    copy_text(v, "root", m->root, sizeof m->root);
+    copy_text(v, "parent", m->parent, sizeof m->parent);
+    copy_text(v, "owned_by", m->owned_by, sizeof m->owned_by);
+    kvr_json_as_u64(kvr_json_get(v, "created"), &m->created);
+    kvr_json_as_u64(kvr_json_get(v, "max_model_len"), &m->max_model_len);
+    m->is_lora = kvr_json_type_of(kvr_json_get(v, "parent")) == KVR_JSON_STRING;
+    return 0;
+}
+
+static void note_left_out(const struct check *k, const struct listed *l)
+{
+    char text[160];
+    snprintf(text, sizeof text, "%zu of %zu models are not served: at most %d, with names of at most %d bytes, are taken", l->all - l->n,
+             l->all, MODELS_MAX, MODEL_MAX - 1);
+    worker_models_note(k->workers, k->id, text);
+}
+
+static void read_models(struct check *k)
+{
+    struct workers *ws = k->workers;
+    struct kvr_json root;
+    if (k->cut || kvr_json_parse(ws->process->json, k->body.data ? k->body.data : "", k->body.len, &root, NULL)) {
+        worker_models_note(ws, k->id, k->cut ? "the answer is longer than 1 MiB and is not read" : "the answer is not JSON");
+        return;
+    }
+    struct listed out = {.list = malloc(MODELS_MAX * sizeof *out.list)};
+    if (!out.list) return;
+    kvr_json_each(kvr_json_get(root, "data"), add_model, &out);
+    if (out.n < out.all) note_left_out(k, &out);
+    struct model_entry *fitted = realloc(out.list, (out.n + 1) * sizeof *fitted);
+    worker_set_models(ws, k->id, fitted ? fitted : out.list, out.n);
+}
+
+static void on_head(struct kvr_http_call *call, void *ctx, int status, const struct kvr_headers *h, int64_t length)
+{
+    (void)call;
+    (void)h;
+    (void)length;
+    ((struct check *)ctx)->status = status;
+}
+
+static void on_body(struct kvr_http_call *call, void *ctx, const char *data, size_t len)
+{
+    struct check *k = ctx;
+    (void)call;
+    if (!k->models) return;
+    k->cut |= k->body.len + len > MODELS_BODY_MAX;
+    if (!k->cut) kvr_buf_add(&k->body, data, len);
+}
+
+/* Older questions about the same worker's health: what they would say is not so any more. The list has the newest first. */
+static void drop_older(struct check *k)
+{
+    for (struct check *older = k->next, *next; older; older = next) {
+        next = older->next;
+        if (older->id != k->id || older->models) continue;
+        if (older->call) kvr_http_call_cancel(older->call);
+        older->call = NULL;
+        check_end(older);
+    }
+}
+
+/* why: NULL: it has answered. */
+static void judge(struct check *k, const char *why)
+{
+    char status[80];
+    if (k->models) {
+        if (!why && k->status == 200) read_models(k);
+        else if (!why) worker_models_refused(k->workers, k->id, k->status);
+        check_end(k);
+        return;
+    }
+    if (!why && (k->status < 200 || k->status >= 300)) {
+        snprintf(status, sizeof status, "GET %.40s/health is answered with status %d", k->endpoint.base, k->status);
+        why = status;
+    }
+    drop_older(k);
+    worker_set_health(k->workers, k->id, why ? HEALTH_DOWN : HEALTH_UP, why);
+    if (!why) check_start(k->workers, k->id, &k->endpoint, k->key, true);
+    check_end(k);
+}
+
+static void on_done(struct kvr_http_call *call, void *ctx)
+{
+    struct check *k = ctx;
+    (void)call;
+    k->call = NULL;
+    judge(k, NULL);
+}
+
+static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failure why, const char *text)
+{
+    struct check *k = ctx;
+    (void)call;
+    (void)why;
+    k->call = NULL;
+    judge(k, text);
+}
+
+static void on_timeout(uv_timer_t *t)
+{
+    struct check *k = t->data;
+    if (k->call) kvr_http_call_cancel(k->call);
+    k->call = NULL;
+    judge(k, "no answer in time");
+}
+
+static const struct kvr_http_call_handler check_handler = {on_head, on_body, on_done, on_failed};
+
+/* NULL: out of memory. */
+static struct check *check_start(struct workers *ws, uint64_t id, const struct kvr_endpoint *e, const char *key, bool models)
+{
+    struct kvr_buf head = {0};
+    struct check *k = calloc(1, sizeof *k);
+    if (!k) return NULL;
+    k->workers = ws;
+    k->id = id;
+    k->endpoint = *e;
+    k->models = models;
+    snprintf(k->key, sizeof k->key, "%s", key);
+    kvr_buf_printf(&head, "GET %s%s HTTP/1.1\r\nHost: %s\r\n", e->base, models ? "/v1/models" : "/health", e->authority);
+    worker_key_put(key, &head);
+    kvr_buf_str(&head, "\r\n");
+    struct kvr_http_call_config cc = {.endpoint = e,
+                                      .head = head.data,
+                                      .head_len = head.len,
+                                      .connect_timeout_s = ws->o->connect_timeout,
+                                      .handler = &check_handler,
+                                      .ctx = k};
+    uv_timer_init(&ws->process->main_loop, &k->timeout);
+    k->timeout.data = k;
+    k->next = ws->health_checks->checks;
+    ws->health_checks->checks = k;
+    k->call = head.failed ? NULL : kvr_http_call_start(ws->process->client, &cc);
+    kvr_buf_free(&head);
+    if (!k->call) {
+        check_end(k);
+        return NULL;
+    }
+    uv_timer_start(&k->timeout, on_timeout, (uint64_t)(KVR_MAX(ws->o->health_interval, 1.0) * 1000), 0);
+    return k;
+}
+
+bool health_ask_models(struct workers *ws, uint64_t worker_id, void (*over)(void *ctx), void *ctx)
+{
+    kvr_lock(&ws->lock);
+    const struct worker *w = worker_find_locked(ws, worker_id);
+    kvr_unlock(&ws->lock);
+    struct check *k = w ? check_start(ws, worker_id, &w->endpoint, w->api_key, true) : NULL;
+    if (!k) return false;
+    k->over = over;
+    k->ctx = ctx;
+    return true;
+}
+
+static void check_all(struct workers *ws, const uint64_t *only, size_t only_n)
+{
+    struct target {
+        uint64_t id;
+        struct kvr_endpoint endpoint;
+        char key[API_KEY_MAX];
+    } * t;
+    size_t n = 0;
+    t = calloc(ws->workers_n + 1, sizeof *t);
+    for (const struct worker *w = ws->workers; w && t; w = w->next) {
+        bool wanted = !only;
+        for (size_t i = 0; i < only_n; i++) wanted |= only[i] == w->id;
+        if (!wanted || w->unreachable) continue;
+        t[n].id = w->id;
+        memcpy(t[n].key, w->api_key, sizeof t[n].key);
+        t[n++].endpoint = w->endpoint;
+    }
+    for (size_t i = 0; i < n; i++) check_start(ws, t[i].id, &t[i].endpoint, t[i].key, false);
+    free(t);
+}
+
+/* Of all workers, so also of those that are to be looked at at once. */
+static void on_interval(uv_timer_t *t)
+{
+    struct workers *ws = t->data;
+    struct health_checks *h = ws->health_checks;
+    kvr_lock(&h->lock);
+    h->n = 0;
+    kvr_unlock(&h->lock);
+    check_all(ws, NULL, 0);
+}
+
+static void on_urgent(uv_async_t *a)
+{
+    struct workers *ws = a->data;
+    struct health_checks *h = ws->health_checks;
+    uint64_t ids[URGENT_MAX];
+    kvr_lock(&h->lock);
+    size_t n = h->n;
+    memcpy(ids, h->ids, n * sizeof *ids);
+    h->n = 0;
+    kvr_unlock(&h->lock);
+    if (n) check_all(ws, ids, n);
+}
+
+void health_check_now(struct workers *ws, uint64_t id)
+{
+    struct health_checks *h = ws->health_checks;
+    kvr_lock(&h->lock);
+    bool listed = h->n == URGENT_MAX; /* then the interval will do */
+    for (size_t i = 0; i < h->n; i++) listed |= h->ids[i] == id;
+    if (!listed) h->ids[h->n++] = id;
+    if (h->running) uv_async_send(&h->urgent);
+    kvr_unlock(&h->lock);
+}
+
+int health_start(struct workers *ws)
+{
+    struct health_checks *h = ws->health_checks;
+    int rc = kvr_http_client_create(&ws->process->main_loop, 3, &ws->process->client);
+    if (rc) return rc;
+    uv_timer_init(&ws->process->main_loop, &h->timer);
+    uv_async_init(&ws->process->main_loop, &h->urgent, on_urgent);
+    h->timer.data = h->urgent.data = ws;
+    kvr_lock(&h->lock);
+    h->running = true;
+    kvr_unlock(&h->lock);
+    uv_timer_start(&h->timer, on_interval, 0, (uint64_t)(ws->o->health_interval * 1000) + 1);
+    return 0;
+}
+
+void health_stop(struct workers *ws)
+{
+    struct health_checks *h = ws->health_checks;
+    kvr_lock(&h->lock);
+    bool was = h->running;
+    h->running = false;
+    kvr_unlock(&h->lock);
+    if (!was) return;
+    uv_close((uv_handle_t *)&h->timer, NULL);
+    uv_close((uv_handle_t *)&h->urgent, NULL);
+    while (h->checks) {
+        struct check *k = h->checks;
+        if (k->call) kvr_http_call_cancel(k->call);
+        k->call = NULL;
+        check_end(k);
+    }
+    kvr_http_client_close(ws->process->client);
+}
