@@ -20,7 +20,6 @@
 #include "app/serve/workers/engines/health.h"
 #include "app/serve/workers/entry/worker_key.h"
 #include "app/serve/workers/workers.h"
-#include "base/lock.h"
 #include "base/log.h"
 
 enum { ADAPTER_JOBS_MAX = 4, ADAPTER_CALLS_MAX = 32, ADAPTER_SAID_MAX = 1024, ADAPTER_PATH_MAX = 4096 };

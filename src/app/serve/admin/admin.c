@@ -21,7 +21,6 @@
 #include "base/log.h"
 #include "net/http/access.h"
 #include "net/http/json_body.h"
-#include "net/replication/sync.h"
 #include "wire/index_question.h"
 #include "wire/index_service.h"
 #include "wire/prompt_question.h"

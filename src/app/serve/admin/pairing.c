@@ -13,7 +13,6 @@
 #include <kvroute/pair.h>
 
 #include "app/serve/data/choice/conditional.h"
-#include "app/serve/data/choice/domains.h"
 #include "app/serve/workers/table/worker.h"
 #include "app/serve/workers/workers.h"
 

@@ -6,7 +6,6 @@
 
 #include "app/serve/workers/engines/engine_load.h"
 #include "app/serve/workers/workers.h"
-#include "base/lock.h"
 #include "recover/event_json.h"
 
 struct scores {

@@ -17,7 +17,6 @@
 #include "app/serve/tokenizers/tokenizers.h"
 #include "base/log.h"
 #include "net/http/access.h"
-#include "store/line_log.h"
 #include "token/given.h"
 
 enum { PATHS_MAX = 9 };

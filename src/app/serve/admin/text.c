@@ -12,7 +12,6 @@
 
 #include "app/serve/tokenizers/tokenizers.h"
 #include "token/given.h"
-#include "token/library.h"
 #include "wire/prompt_question.h"
 
 int admin_text_open(struct admin *admin, char *err, size_t cap)

@@ -9,7 +9,6 @@
 
 #include "app/serve/workers/table/worker.h"
 #include "app/serve/workers/workers.h"
-#include "base/lock.h"
 
 enum { TRACKER_ID_MAX = 200 };
 

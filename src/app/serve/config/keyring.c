@@ -8,7 +8,6 @@
 
 #include "app/serve/config/room.h"
 #include "app/serve/workers/table/partition.h"
-#include "base/log.h"
 #include "wire/prom_page.h"
 
 enum { LABELLED_MAX = 256 }; /* keys with metrics of their own; the others share those of OTHERS */

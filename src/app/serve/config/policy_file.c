@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "app/serve/common/limits.h"
 #include "base/base.h"
 #include "wire/yaml_map.h"
 

@@ -13,7 +13,6 @@
 #include "app/serve/peers/replicas.h"
 #include "base/log.h"
 #include "net/nats/registry.h"
-#include "net/replication/sync.h"
 #include "wire/json.h"
 
 struct discovery_nats {

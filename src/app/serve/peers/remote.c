@@ -7,7 +7,6 @@
 #include "app/serve/common/clock.h"
 #include "app/serve/workers/table/partition.h"
 #include "app/serve/workers/workers.h"
-#include "base/lock.h"
 #include "net/http/access.h"
 #include "wire/prom_page.h"
 

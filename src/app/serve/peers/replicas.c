@@ -14,7 +14,6 @@
 #include "app/serve/peers/room.h"
 #include "app/serve/workers/table/partition.h"
 #include "app/serve/workers/workers.h"
-#include "base/lock.h"
 #include "net/replication/sync.h"
 #include "wire/prom_page.h"
 #include "wire/sync_event.h"

@@ -18,7 +18,6 @@
 #include "app/serve/peers/room.h"
 #include "app/serve/workers/table/roster.h"
 #include "app/serve/workers/table/worker.h"
-#include "base/lock.h"
 #include "base/map64.h"
 #include "wire/prom_page.h"
 

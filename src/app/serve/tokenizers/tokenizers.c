@@ -13,7 +13,6 @@
 #include "app/serve/common/process.h"
 #include "app/serve/workers/table/roster.h"
 #include "app/serve/workers/workers.h"
-#include "base/lock.h"
 #include "base/log.h"
 #include "token/folders.h"
 #include "token/given.h"

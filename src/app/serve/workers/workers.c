@@ -11,7 +11,6 @@
 
 #include "app/serve/common/clock.h"
 #include "app/serve/workers/counts/labels.h"
-#include "app/serve/workers/counts/model_counts.h"
 #include "app/serve/workers/engines/engine_load.h"
 #include "app/serve/workers/engines/health.h"
 #include "app/serve/workers/learn.h"

@@ -6,10 +6,7 @@
 #include <strings.h>
 
 #include "app/serve/common/clock.h"
-#include "app/serve/data/request/admission.h"
 #include "app/serve/data/request/attempt.h"
-#include "app/serve/data/request/pins.h"
-#include "app/serve/workers/table/roster.h"
 #include "wire/json_edit.h"
 
 #define FRESH_SHARE 0.7 /* of the prefill worker's lease: a hand-off object is not used when it is older */

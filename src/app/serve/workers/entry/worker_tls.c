@@ -7,7 +7,6 @@
 
 #include "app/serve/common/members.h"
 #include "base/log.h"
-#include "wire/json_text.h"
 
 static const struct {
     const char *key, *field;

@@ -7,7 +7,6 @@
 #include "app/serve/workers/table/room.h"
 #include "app/serve/workers/views/tiers.h"
 #include "app/serve/workers/views/views.h"
-#include "net/nats/link.h"
 #include "store/event_recorder.h"
 #include "store/view_store.h"
 

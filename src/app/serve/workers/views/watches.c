@@ -4,7 +4,6 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-#include "app/serve/common/limits.h"
 #include "base/lock.h"
 #include "base/map64.h"
 
