@@ -159,9 +159,16 @@ bool options_enum(const char *s, const char *values, int *out)
     return false;
 }
 
+/* The list with room for one more than its n: twice as much whenever it is full. NULL: no memory. */
+static void *with_room(void *items, size_t n, size_t size)
+{
+    bool full = (n & (n - 1)) == 0;
+    return full ? realloc(items, (n ? 2 * n : 1) * size) : items;
+}
+
 static int list_add(struct option_list *l, const char *value)
 {
-    char **items = realloc(l->items, (l->n + 1) * sizeof *items);
+    char **items = with_room(l->items, l->n, sizeof *items);
     if (!items) return 2;
     l->items = items;
     items[l->n] = strdup(value);
@@ -177,7 +184,7 @@ static void list_clear(struct option_list *l)
 
 int options_add_entry(struct option_entries *l, const struct kvr_entry *e)
 {
-    struct kvr_entry *items = realloc(l->items, (l->n + 1) * sizeof *items);
+    struct kvr_entry *items = with_room(l->items, l->n, sizeof *items);
     if (!items) return -1;
     l->items = items;
     items[l->n++] = *e;
