@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # The front door. `make demo` and `make test` install what is missing (Debian packages), build, and run.
-.PHONY: all nightly test-packages build demo demo-engines tokenizer test check test-engines engines bench bench-peers bench-routers bench-tokens lint fuzz format install clean help sim options-page wheel
+.PHONY: all nightly test-packages build demo demo-engines tokenizer test test-long check test-engines engines bench bench-peers bench-routers bench-tokens lint fuzz format install clean help sim options-page wheel
 
 all: build
 
 help:
 	@echo "make build    the program and the library, in build/release"
 	@echo "make demo     4 mock engines and the router; round-robin against kv (KEEP=1 leaves them running, PROMETHEUS=1 beside one)"
-	@echo "make test     every test, under the address and thread sanitizers"
+	@echo "make test     the tests, under the address and thread sanitizers"
+	@echo "make test-long  what they leave out: more under the thread sanitizer, fleets, attacks of minutes"
 	@echo "make check    a minute's look: the release build, its unit tests, the first end-to-end tests"
 	@echo "make nightly  what takes hours: a million seeds of each mode of the view simulation, long random tests, fuzzing (FUZZ_SECONDS=120)"
 	@echo "make tokenizer  the library that makes token ids here, in build/tokenizer (optional: needs cargo 1.85 and crates)"
@@ -37,6 +38,11 @@ demo: build
 test:
 	@scripts/deps.sh build test python
 	@/usr/bin/python3 tests/run.py
+
+# What make test leaves out: the same threads with other words under the thread sanitizer, fleets, attacks of minutes.
+test-long:
+	@scripts/deps.sh build test python
+	@/usr/bin/python3 tests/run.py --long
 
 check:
 	@scripts/deps.sh build test python

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds with sanitizers, runs every test, counts: the last line is "N passed, N failed"."""
+"""Builds with sanitizers, runs tests, counts: the last line is "N passed, N failed". What takes minutes for what others show in seconds is
+left to --long, which runs that alone; both together are every test. --quick: a minute's look; --pace: writes tests/pace.txt."""
 import collections
 import contextlib
 import ctypes
@@ -26,7 +27,7 @@ ENV = {
     "tsan": {"TSAN_OPTIONS": f"suppressions={SUPPRESSIONS} exitcode=66 handle_abort=1 history_size=4", "KVROUTE_SLOW": "5", "KVR_OPS": "60000"},
 }
 LEAST_SHARE = 0.15  # of a core; what waits does so with a process or three, which start and end
-MORE_THAN_CORES = 0.25  # of a core that is planned twice: tests do not use their shares evenly, and a core that waits is lost
+MORE_THAN_CORES = 0.5  # of a core that is planned twice: tests do not use their shares evenly, and a core that waits is lost
 # Every test runs under the address sanitizer. The thread sanitizer is for what several threads do at once: unit tests that start none
 # run without it, and the address run of each of them checks that; end-to-end files that it could tell nothing about are these.
 THREADED = {**dict.fromkeys((
@@ -53,6 +54,7 @@ ADDRESS_ONLY = {
     "test_engine_vectors.py": "words: messages of real engines, one after the other",
     "test_multimodal.py": "words: bodies with images, one after the other",
     "test_multimodal_chat.py": "words: bodies with images, one after the other",
+    "test_check.py": "words: what a check of one thread says of files",
     "test_replay.py": "words: a client of one thread and its table",
     "test_bench_routers.py": "tables of figures; a script",
     "test_mock_script.py": "a script",
@@ -63,6 +65,21 @@ ADDRESS_ONLY = {
                           "test_recover_endpoint.py have under the thread sanitizer",
 }
 SHORTER = {"test_durable": {"asan": "100000", "tsan": "30000"}}  # KVR_OPS; a million by hand: for the same assertions, 90 s of a core
+# What `make test` leaves to `make test-long`. Under the thread sanitizer it runs the files in which threads meet in a way of their own; the
+# others have the same threads with other words, and all of them run under it in the long one.
+LONG_FILES = {"test_fleet_nats.py", "test_hostile_load.py", "test_disagg_soak.py", "test_blind_in_time.py", "test_alerts.py", "test_evidence_attack.py"}
+LONG_UNITS = {"tsan": {"test_durable"}, "asan": {"test_sim"}}
+MEET = {
+    "test_proxy.py": "data loops beside each other", "test_queue.py": "a turn that another loop gives", "test_limits.py": "what loops count together",
+    "test_fairness.py": "the queue's tenants", "test_reload.py": "files read again beside requests", "test_removed_worker.py": "the table beside requests",
+    "test_restart.py": "the end beside requests", "test_failures.py": "breakers", "test_views.py": "ingest beside look-ups", "test_trust.py": "evidence",
+    "test_quality.py": "predictions and answers", "test_recover_endpoint.py": "the recover client", "test_data_dir.py": "scribe and keeper",
+    "test_recorder.py": "the recorder", "test_access_log.py": "the writer's rings", "test_traces.py": "the exporter", "test_replicas.py": "sync",
+    "test_replicas_nats.py": "sync over NATS", "test_served_index.py": "questions over NATS", "test_shards.py": "indexes elsewhere",
+    "test_discovery.py": "finders", "test_publish.py": "the sidecar", "test_tls.py": "sessions and certificates", "test_curve.py": "the door's thread",
+    "test_large_bodies.py": "the pool's threads", "test_early_answers.py": "bodies under way", "test_copies.py": "producers", "test_select.py": "select",
+    "test_disagg_choice.py": "two legs", "test_requests.py": "what everybody does", "test_tokens_here.py": "the tokenizer's threads",
+}
 LONG = {"test_durable", "test_http_memory", "test_sim"}  # left out of the quick look, as is all that is not named here:
 SMOKE = ("test_cli.py", "test_requests.py", "test_views.py", "test_indexer.py", "test_select.py", "test_failures.py")
 NEEDS_TOKENIZER = ("test_tokens_here.py", "test_text_questions.py", "test_hash_texts.py", "test_doctor_tokens.py",
@@ -276,9 +293,10 @@ def run_all(jobs):
 
 def write_pace(outcomes):
     """The measured times of a quiet run become those that the next run plans with."""
+    known = {**pace(), **{o.name: (o.seconds, o.cpu) for o in outcomes}}
     with open(os.path.join(ROOT, "tests/pace.txt"), "w") as f:
         f.write("# What each job of tests/run.py takes: seconds, and of them seconds of a core (tests/run.py --pace writes it)\n")
-        f.writelines(sorted(f"{o.name} {o.seconds:.1f} {o.cpu:.1f}\n" for o in outcomes if o.seconds >= 1))
+        f.writelines(sorted(f"{name} {s:.1f} {cpu:.1f}\n" for name, (s, cpu) in known.items() if s >= 1))
 
 
 def named(preset, fn, names, after=None):
@@ -289,15 +307,30 @@ def checked(name, *cmd, after=None):
     return Job(name, check, (name, list(cmd)), after)
 
 
-def all_jobs():
-    """The tests under the address sanitizer run while what the thread sanitizer needs is built."""
+def tests_of(preset):
+    """Its unit tests, and its end-to-end files: all of them, short and long."""
     units, scripts = tests_in("tests/unit"), tests_in("tests/e2e")
+    return (units, scripts) if preset == "asan" else ([u for u in units if u in THREADED], [s for s in scripts if s not in ADDRESS_ONLY])
+
+
+def is_long(preset, name):
+    return name in LONG_FILES or name in LONG_UNITS[preset] or (preset == "tsan" and name.endswith(".py") and name not in MEET)
+
+
+def sanitized(long):
+    """The tests under the address sanitizer run while what the thread sanitizer needs is built."""
     tsan = "build tsan"
-    python3 = "/usr/bin/python3"
-    needed = ["kvroute_bin", "index_example", *(u for u in units if u in THREADED)]
-    return [Job(tsan, build_beside, ("tsan", "-j1", "--target", *needed)), *named("asan", unit, units), *named("asan", e2e, scripts),
-            *named("tsan", unit, [u for u in units if u in THREADED], tsan),
-            *named("tsan", e2e, [s for s in scripts if s not in ADDRESS_ONLY], tsan), Job("python package", python, ("asan",)),
+    needed = ["kvroute_bin", "index_example", *tests_of("tsan")[0]]
+    jobs = [Job(tsan, build_beside, ("tsan", "-j1", "--target", *needed))]
+    for preset, after in ("asan", None), ("tsan", tsan):
+        for fn, names in zip((unit, e2e), tests_of(preset)):
+            jobs += named(preset, fn, [n for n in names if is_long(preset, n) == long], after)
+    return jobs
+
+
+def short_jobs():
+    tsan, python3 = "build tsan", "/usr/bin/python3"
+    return [*sanitized(False), Job("python package", python, ("asan",)),
             *tokenizer_tests(), checked("include directions", python3, "scripts/check_includes.py"),
             checked("circles of files", python3, "scripts/check_circles.py", "build/asan"),
             checked("a program without NATS lacks nothing", python3, "scripts/check_absent.py", "build/asan"),
@@ -325,13 +358,13 @@ def tokenizer_tests():
     return []
 
 
-def every_test():
+def sanitized_tests(long):
     there = {f.removesuffix(".c") for folder in ("tests/unit", "tests/e2e") for f in os.listdir(os.path.join(ROOT, folder))}
-    gone = {*THREADED, *ADDRESS_ONLY} - there
+    gone = {*THREADED, *ADDRESS_ONLY, *LONG_FILES, *MEET} - there
     if gone:
-        sys.exit(f"THREADED and ADDRESS_ONLY in tests/run.py name tests that are not there: {', '.join(sorted(gone))}")
+        sys.exit(f"tests/run.py names tests that are not there: {', '.join(sorted(gone))}")
     build("asan")
-    return all_jobs()
+    return sanitized(True) if long else short_jobs()
 
 
 def quick_tests():
@@ -348,7 +381,7 @@ def main():
         signal.signal(number, stop)
     options = sys.argv[1:]
     outcomes = []
-    for o in run_all(quick_tests() if "--quick" in options else every_test()):
+    for o in run_all(quick_tests() if "--quick" in options else sanitized_tests("--long" in options)):
         report(o)
         outcomes.append(o)
     if "--pace" in options:
