@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A prompt and who may serve it, from the bodies of the admin port. Every refusal names the member. */
+/*
+ * struct question: a prompt and who may serve it, read from a body of the admin port, and the questions to a router that follow from it.
+ * What /select, /query and the like answer is in selection.c and questions.c. Every refusal names the member (common/fields.c). Main loop.
+ */
 #include "app/serve/admin/room.h"
 
 #include <math.h>

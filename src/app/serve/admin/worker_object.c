@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* /workers: the worker object of the selection service's API, in and out. */
+/*
+ * /workers: the worker object of the selection service's API. This file writes it, and answers POST and PATCH; what a body says is read
+ * by workers/entry/read_object.c. Main loop; a page takes the table's lock for one worker at a time.
+ */
 #include "app/serve/admin/room.h"
 
 #include <string.h>

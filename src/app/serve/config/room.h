@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The state of this room; its files alone see it. */
+/*
+ * The state of the room of configuration (config.h), which its own files alone see: keyring.c, models_config.c, policies.c, port_tls.c and
+ * reloads.c each have a part of it. The main loop's, but for keyrings and models, which any thread holds under their locks.
+ */
 #ifndef KVR_SERVE_CONFIG_ROOM_H
 #define KVR_SERVE_CONFIG_ROOM_H
 

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The state of this room; its files alone see it. */
+/*
+ * The state of the room of other routers (peers.h), which its own files alone see: replicas.c, shards.c, index_server.c and remote.c each
+ * have a part of it. The main loop's, but for what is atomic or said to be another thread's.
+ */
 #ifndef KVR_SERVE_PEERS_ROOM_H
 #define KVR_SERVE_PEERS_ROOM_H
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A request under its model: it waits from the end of READING until it is sent, runs until its end, and goes back to waiting when its
- * worker has failed and another one is looked for.
+ * How many requests of a model wait and run, and how they end, in the entry of workers/counts/model_counts.h that a request looks up once.
+ * It waits from the end of READING until it is sent, runs until its end, and goes back to waiting when its worker has failed and another
+ * one is looked for.
  *
  *     READING: not counted yet --> waiting --> running --> the end
  *                                     ^           |

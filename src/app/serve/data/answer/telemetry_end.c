@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The end of a note: the line in the access log, the span of the request as a whole, and the spans on their way. It knows legs and
- * accounts, which what is noted on the way does not. */
+/*
+ * The end of what was noted of a request (request/telemetry.h): its line in the access log (access_line.c), the span of the request as a
+ * whole, and the spans leave for the collector. It is here, above telemetry.c, as it tells of legs and of what account.c has counted.
+ * Threads: the request's loop.
+ */
 #include <string.h>
 
 #include "app/serve/data/answer/account.h"

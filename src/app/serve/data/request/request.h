@@ -1,45 +1,47 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One client request, from its arrival to the last byte of its answer. It is in one phase at a time:
+ * One client request, from its arrival to the last byte of its answer. It is in one phase at a time; files are those of data/:
  *
- *    a request arrives (data_port.c)
+ *    a request arrives   port/data_port.c
  *       |
  *       v
- *    READING     body.c            the members of the body that routing needs
+ *    READING     request/body.c           the members of the body that routing needs
  *       | DONE
  *       v
- *    TOKENS      tokenize.c        of the prompt: given, cached, an engine's, bytes, or none
+ *    TOKENS      prompt/tokenize.c        of the prompt: given, cached, made here, an engine's, bytes, or none
  *       | DONE
  *       v
- *    LOOKUP      remote_lookup.c   hashes of the prompt; what an index elsewhere knows of them
+ *    LOOKUP      prompt/remote_lookup.c   hashes of the prompt; what an index elsewhere knows of them
  *       | DONE
  *       v            NOBODY
- *    CHOOSING    ----------------> PARKED      route.c   the router chooses a worker and books, or keeps the request in its queue;
- *       | ^  ^ DONE: look again -----'                   a parked request waits for a worker to exist
+ *    CHOOSING    ----------------> PARKED      choice/route.c   the router chooses a worker and books, or keeps the request in its
+ *       | ^  ^ DONE: look again -----'                          queue; a parked request waits for a worker to exist
  *       | |
  *  DONE | | FAILED: another worker may be asked
  *       v |
- *    SENDING     attempt.c         the exchange with the worker, up to the first byte of its answer; the head is held back
+ *    SENDING     request/attempt.c        the exchange with the worker, up to the first byte of its answer; the head is held back
  *       | BYTES
  *       v
- *    RELAYING    answer.c          bytes, as they come
+ *    RELAYING    answer/answer.c          bytes, as they come
  *       | WHOLE
  *       v
- *    the end     account.c         what is known of the request is told
+ *    the end     answer/account.c         what is known of the request is told
  *
  * REFUSED (an error is answered) and GONE (the client has left) lead from every phase to the end; BROKEN (the answer cannot be
  * completed) leads there from RELAYING.
  *
  * A phase is a function that returns an outcome. WAITS: a callback will go on with the phase, and end in request_step() with the outcome
- * that the phase has then (of an attempt: in what it was given to tell). Phases do not call each other and do not know flow.c, which alone
- * knows what follows what.
+ * that the phase has then (of an attempt: in what it was given to tell). Phases do not call each other and do not know
+ * port/flow.c, which alone knows what follows what.
  *
  * What must hold whatever happens:
- *   - a booking is made in CHOOSING or PAIRING and given back by account_unbook(), exactly once per attempt (release.h has its own);
+ *   - a booking is made in CHOOSING or PAIRING and given back by account_unbook(), exactly once per attempt (two_legs/release.h has
+ *     its own);
  *   - nothing of the answer is sent to the client before the first body byte of the worker, so until then the request can go to another
  *     worker; afterwards it never does;
- *   - every path ends in flow.c: end(), which frees the request.
- * Where workers have roles a request may have two legs, with phases of their own between CHOOSING and SENDING: legs.h.
+ *   - every path ends in port/flow.c: end(), which frees the request.
+ * Where workers have roles a request may have two legs, with phases of their own between CHOOSING and SENDING: legs.h draws them, the
+ * folder two_legs has their files.
  *
  * A streaming request that waits long gets its head early (200, SSE) and comments, so that nothing between the client and the router
  * gives up; from then on failures are events of the stream.

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Notes of requests: data/request/telemetry.h. */
+/* What is noted of a request on its way, and its trace context: data/request/telemetry.h. The end is answer/telemetry_end.c. */
 #include "app/serve/data/request/telemetry.h"
 
 #include <string.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A worker: what its entry says (spec.c, read_object.c), what is known of it (learnt.h, engine_load.h), how it stands (availability.c), and
- * the table of all (table.c; workers.c adds and removes).
+ * A worker: what its entry says (entry/spec.c, entry/read_object.c), what is learnt of it (learn.h) and of its load
+ * (engines/engine_load.h), how it stands (engines/availability.c), and the table of all (table.c; workers.c adds and removes).
  *
  * Threads: the main loop changes the table; all of it is under the table's lock but what is atomic. As nobody else changes which workers
  * there are, the main loop goes through them without the lock and takes it for one worker at a time, so that a page about thousands of
