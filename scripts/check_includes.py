@@ -56,6 +56,28 @@ def violations():
                     yield f"{where}:{n}: {inc} is private to its room"
 
 
-bad = list(violations())
+def seen_through(name, chain=()):
+    """The headers that an include brings with it, each with the way to it."""
+    path = os.path.join(ROOT, "src", name)
+    if not os.path.exists(path):
+        return
+    for inc in re.findall(r'^#include "([^"]+)"', open(path).read(), re.M):
+        if inc not in chain:
+            yield chain + (inc,)
+            yield from seen_through(inc, chain + (inc,))
+
+
+def leaks():
+    """A header for others that includes its room's state shows it to them."""
+    for folder, _, files in os.walk(os.path.join(ROOT, "src/app/serve")):
+        for name in files:
+            rel = os.path.relpath(os.path.join(folder, name), os.path.join(ROOT, "src"))
+            for way in seen_through(rel):
+                if way[-1].endswith("/room.h") and room(os.path.dirname(way[-1])) != room(os.path.dirname(rel)) and len(way) > 1:
+                    yield f"src/{rel}: sees {way[-1]} through {way[-2]}"
+                    break
+
+
+bad = [*violations(), *leaks()]
 print("\n".join(bad) if bad else "includes point down only")
 sys.exit(1 if bad else 0)

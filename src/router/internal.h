@@ -161,7 +161,7 @@ uint64_t kvr__uncached(const struct kvr_cost_config *cost, uint64_t isl, uint64_
 uint64_t kvr__expected(const struct kvr_router *r, const struct kvr_candidate *k, const struct kvr_cost *cost);
 long kvr__taint(const struct kvr_router *r, const char *name);
 
-/* Under the lock. Returns: 0: somebody who is not overloaded is eligible; -KVR_EOVERLOADED, or another error of find_best_match. */
+/* Under the lock. Returns: 0: somebody who is not overloaded is eligible; -KVR_EOVERLOADED, or another error of kvr__eligible. */
 int kvr__look_for_calm(struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_router_request *rq, uint64_t now);
 
 /* turnover.c */

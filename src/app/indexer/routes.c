@@ -23,7 +23,7 @@ static int number(struct request *rq, struct kvr_json o, const char *key, bool r
     return -1;
 }
 
-/* The group of a body: routing_group, or with --tenant-as-group tenant_id. As routes_text. */
+/* The group of a body: routing_group, or with --tenant-as-group tenant_id. As body_text. */
 static int group_of(struct request *rq, struct kvr_json o, char *out, size_t cap)
 {
     int has = body_text(rq, o, "routing_group", false, out, cap);

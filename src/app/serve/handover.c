@@ -96,7 +96,7 @@ void handover_tick(struct handover *h)
     const char *why = "";
     if (h->takes) taken_over(h);
     if (!h->waits) return;
-    if (serve_ready(h->data, &why) || is_alone(h)) {
+    if (data_plane_ready(h->data, &why) || is_alone(h)) {
         take_over(h);
     } else if (now_ms() - h->process->started_ms > PATIENCE_MS) {
         kvr_log_error("%s: --handover: given up, the process before goes on: %s", name(h), why);

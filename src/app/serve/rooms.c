@@ -1,27 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The map of `serve`. A room uses those below it and its own files, never one above; what it tells those above goes through hooks that
- * are tied here. Its state is in its room.h, which its own files see alone; others hold it by pointer and use the functions of its header.
+ * are tied here. Its state is in its room.h, which its own files see alone; others hold it by pointer and use the functions of its headers.
  *
- *     serve.c       start, threads, signals, drain
- *       admin/        the admin port: routes, /metrics, the selection service                                  main loop
- *       data/         requests of clients, from parsing to the last byte (request.h), and what is kept of them data loops
- *       discovery/    workers that are found rather than configured                                            main loop, finders
- *       peers/        other routers, and indexes elsewhere: replicas.h, index_server.h, remote.h, shards.h           sync, NATS, main loop
- *       tokenizers/   which model's tokens are made here                                                       main loop, pool
- *       config/       files that say what is routed how, who may ask, and with which certificates              main loop
- *       workers/      worker.h the table, partition.h partitions, views.h what is known of caches, health.h... ingest, main loop
- *       common/       process.h what all are given; limits, clock, members of bodies
+ *     serve.c       start, timers, signals, end; check.c reads what a start would
+ *       admin/        the admin port: routes, /metrics, the selection service                      main loop
+ *       data/         requests of clients (request/request.h has the map), what is kept of them    data loops
+ *       discovery/    workers that are found rather than configured                                main loop, NATS
+ *       peers/        other routers: replicas.h, index_server.h; indexes elsewhere: remote.h,      main loop, sync, NATS
+ *                     shards.h
+ *       tokenizers/   which model's tokens are made here                                           main loop, pool
+ *       config/       files that say what is routed how and who may ask; certificates              main loop
+ *       workers/      table/worker.h the table, table/partition.h partitions, engines/health.h     main loop, ingest
+ *                     how they stand, views/views.h what is known of their caches
+ *       common/       process.h what all are given; options, limits, clock, members of bodies
+ *
+ * tests/links.cmake has the arrows among all folders; docs/architecture.md the lives of a request, an event and a worker.
  *
  * Threads:
- *   main loop    admin server, health checks, timers; the only one that adds workers and partitions, and removes workers
+ *   main loop    admin port, health checks, timers; the only one that adds workers and partitions, and removes workers
  *   data loops   requests of their own connections; never each other's
  *   ingest       KV events; calls into workers/views/views.c only
- *   folders      of `select` with --tokenizer-dir, from the first SIGHUP on: reads the folders again
  *   sync         other routers' bookings; calls into peers/replicas.c, and from there into what peers_hooks says
+ *   NATS         one for each subscription and registry: peers/index_server.c, workers/engines/engine_load.c, discovery/nats.c
+ *   pool         tokens of long prompts (token/pool.h); hands them to the loop whose request asked
+ *   folders      of `select` with --tokenizer-dir, from the first SIGHUP on: reads the folders again
  * Shared state: the worker table is under its lock (workers.h); what is made of it for requests is the roster (workers/table/roster.h),
  * which does not change. Sessions, decisions, labelled counters, evidence and the quality of predictions have locks of their own, leaves
- * all; figures are atomic; kvr_router and kvr_index have their own locks. base/lock.h has the order of all. Nothing blocks under the lock
+ * all; counters are atomic; kvr_router and kvr_index have their own locks. base/lock.h has the order of all. Nothing blocks under the lock
  * of the table, and a request neither hashes, nor copies, nor looks through workers under it.
  */
 #include "app/serve/rooms.h"

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Start, timers, signals, drain. The map of rooms and threads is in rooms.c. */
+/*
+ * The process: reads what is configured (read_all), starts the rooms (start_rooms), runs the main loop with its timers
+ * and signals, drains, and stops the rooms in the reverse order (stop). The map of rooms and threads is in rooms.c.
+ */
 #include "app/serve/serve.h"
 
 #include <signal.h>

@@ -5,7 +5,7 @@
  * libzmq bounds single frames (ZMQ_MAXMSGSIZE) and counts whole messages (its high-water marks). A message of endless frames is
  * neither: it grows in the connection's pipe, where nobody sees it. And its queues are not bounded in bytes. So
  *
- *     kvr_zmq_unread    bytes that came in on a connection we made and were not handed out: its owner gives up one with too many
+ *     struct kvr_zmq_line    bytes that came in on a connection we made and were not handed out: its owner gives up one with too many
  *     struct kvr_zmq_guard   connections that others made to a socket we bound: how many, how much they may say, and whether they read
  *     struct kvr_zmq_budget  bytes of what was sent and is still queued, whoever has not read it
  *

@@ -20,7 +20,7 @@
  *     a block is held while                          1 + certain + unproven > 0    (certain is below 0 when more went than was certain)
  *     after kvr__copies_take_back                    1 + certain > 0, which is never more than the truth
  *
- * When to take back is for others to know: `reports_seen` for engine_convert.c, which sees a report in the stream, `reports_told` for who
+ * When to take back is for others to know: engine_convert.c sees a report in the stream, or kvr_engine_stream_take_back() is called by who
  * knows it otherwise. From then on, for the life of the engine, nothing that may be a report is counted (`reports`).
  *
  * When copies were not counted, or taken back, a store under a parent that is not there may only mean that another copy of the parent is

@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Admin port: routes, status, the page. Errors are {"error": text}. */
+/*
+ * The admin port: who may ask (may), which route answers (routes; begin() has those with an id, without a body or with another method), and
+ * short answers that are no other file's: status, mode, thresholds, peers. A large body, or a text, is read on a thread before its route is
+ * called; a question whose index is elsewhere goes through ask_remote.c. Errors are {"error": text}. Main loop.
+ */
 #include "app/serve/admin/room.h"
 
 #include <string.h>
@@ -112,7 +116,7 @@ static void get_ready(struct admin *admin, struct kvr_http_conn *c)
     const char *why;
     struct kvr_buf b = {0};
     size_t schedulable = 0, workers = 0;
-    if (serve_ready(admin->data, &why)) {
+    if (data_plane_ready(admin->data, &why)) {
         admin_ok(c, 200);
         return;
     }

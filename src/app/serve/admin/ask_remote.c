@@ -2,7 +2,7 @@
 /*
  * Questions about prompts on the admin port of a router whose index is elsewhere (--use-remote-indexer). The index is asked first:
  *
- *     body --question_read--> hashes --ask--> every remote index --all have answered--> the route, with what they said (s->fetched)
+ *     body --question_read--> hashes --ask--> every remote index --all have answered--> the route, with what they said (admin->fetched)
  *
  * The route reads the question once more, on the same loop, so that it need not know where overlaps come from. When the index cannot be
  * asked, the answer is 503 and why, not one as if nothing were cached.

@@ -15,6 +15,7 @@
 #include "app/serve/data/choice/conditional.h"
 #include "app/serve/workers/table/worker.h"
 #include "app/serve/workers/workers.h"
+#include "wire/handoff.h"
 
 /* ---- a worker ---------------------------------------------------------------------------------------- */
 

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A prompt and who may serve it, from the bodies of the admin port. Every refusal names the member. */
+/*
+ * struct question: a prompt and who may serve it, read from a body of the admin port, and the questions to a router that follow from it.
+ * What /select, /query and the like answer is in selection.c and questions.c. Every refusal names the member (common/fields.c). Main loop.
+ */
 #include "app/serve/admin/room.h"
 
 #include <math.h>
@@ -498,7 +501,7 @@ static uint64_t tenant_of(const struct question *q)
 struct kvr_router_request question_request(const struct question *q)
 {
     const struct admin *admin = q->admin;
-    struct kvr_router_request rq = {.mode = leg_mode(admin->data, mode_option(q)),
+    struct kvr_router_request rq = {.mode = question_leg_mode(admin->data, mode_option(q)),
                                     .tokens = q->tokens,
                                     .tokens_n = q->tokens_n,
                                     .locals = q->locals,
@@ -541,7 +544,7 @@ struct kvr_router_request question_request(const struct question *q)
 struct kvr_router_request question_decode_request(const struct question *q)
 {
     struct kvr_router_request rq = question_request(q);
-    rq.mode = leg_mode(q->admin->data, q->admin->o->decode_mode);
+    rq.mode = question_leg_mode(q->admin->data, q->admin->o->decode_mode);
     rq.allowed = q->decode.allowed;
     rq.allowed_n = q->decode.allowed_n;
     rq.pinned = q->decode.pinned;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the files behind the admin port share. All of it runs on the main loop.
+ * What the files behind the admin port share, and the room's state (struct admin). All of it runs on the main loop.
  *
  *   admin.c          routes, status
  *   answers.c        answers, errors, bodies
@@ -145,7 +145,7 @@ struct admin_text {
 void admin_text_make(const struct admin *admin, struct kvr_json o, const char *body, size_t len, struct admin_text *out);
 void admin_text_free(struct admin_text *t);
 
-/* token_ids (or tokens; or a text, whose tokens are s->text_ids) and perhaps block_mm_infos, or block_hashes + sequence_hashes +
+/* token_ids (or tokens; or a text, whose tokens are admin->text_ids) and perhaps block_mm_infos, or block_hashes + sequence_hashes +
  * isl_tokens, or sequence_hashes + new_isl_tokens; constraints; override. Returns: false after having answered. */
 bool question_read(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o, struct question *q);
 /* The same, and as "legs": 2 has it. */

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* /workers: the worker object of the selection service's API, in and out. */
+/*
+ * /workers: the worker object of the selection service's API. This file writes it, and answers POST and PATCH; what a body says is read
+ * by workers/entry/read_object.c. Main loop; a page takes the table's lock for one worker at a time.
+ */
 #include "app/serve/admin/room.h"
 
 #include <string.h>
@@ -12,6 +15,7 @@
 #include "app/serve/workers/views/evidence.h"
 #include "app/serve/workers/views/tiers.h"
 #include "app/serve/workers/views/views.h"
+#include "app/serve/workers/workers.h"
 
 static void put_endpoints(struct kvr_buf *b, const char *key, const struct worker *w, enum rank_socket which)
 {

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The time as `serve` reckons with it, and the beat of its main loop. */
 #ifndef KVR_SERVE_CLOCK_H
 #define KVR_SERVE_CLOCK_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Families of the /metrics page under the program's own prefix. */
+/* Families of the /metrics page under the prefix kvroute_: what each room's metrics function writes with (wire/prom_page.h). */
 #ifndef KVR_SERVE_PAGE_H
 #define KVR_SERVE_PAGE_H
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What every room of the process is given: options, the main loop and what belongs to it, names. serve.c fills it before any room is made,
- * and it outlives them all.
+ * What every room of the process is given: options, the main loop and what belongs to it, names. rooms.c begins it and makes the rooms;
+ * serve.c opens the rest (the loop, keys of sockets, NATS) before it starts them, workers/engines/health.c the client. It outlives them
+ * all.
  *
  * Threads: the main loop's, but for options, names and numbers, which do not change, and what is atomic.
  */

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The life of the room of configuration: config.h. Files are read by those who have them. */
 #include "app/serve/config/room.h"
 
 #include "app/serve/config/models_config.h"

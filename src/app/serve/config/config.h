@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The room of files that say what is routed how, who may ask, and with which certificates. */
+/*
+ * The room of files that say what is routed how, who may ask, and with which certificates. Each has a header of its own: keyring.h,
+ * models_config.h, policies.h, port_tls.h; reloads.h counts how they were read again. Threads: the main loop, but where a header says more.
+ */
 #ifndef KVR_SERVE_CONFIG_H
 #define KVR_SERVE_CONFIG_H
 

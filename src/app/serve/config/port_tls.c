@@ -12,19 +12,19 @@
 
 enum { WARN_DAYS = 14, DAY_S = 86400, LOOK_EVERY_MS = 3600 * 1000 };
 
-struct door {
+struct port_tls {
     const char *port, *prefix; /* what its options begin with */
     struct kvr_tls_ctx **tls;
     struct kvr_tls_files files;
 };
 
-static size_t doors_of(struct config *config, struct door out[2])
+static size_t ports_of(struct config *config, struct port_tls out[2])
 {
     const struct serve_options *o = config->o;
     size_t n = 0;
-    if (o->tls_cert && o->tls_key) out[n++] = (struct door){"data", "--", &config->tls, {o->tls_cert, o->tls_key, o->tls_client_ca}};
+    if (o->tls_cert && o->tls_key) out[n++] = (struct port_tls){"data", "--", &config->tls, {o->tls_cert, o->tls_key, o->tls_client_ca}};
     if (o->admin_tls_cert && o->admin_tls_key)
-        out[n++] = (struct door){
+        out[n++] = (struct port_tls){
             "admin", o->select_only ? "--" : "--admin-", &config->admin_tls, {o->admin_tls_cert, o->admin_tls_key, o->admin_tls_client_ca}};
     return n;
 }
@@ -42,7 +42,7 @@ static int read_trust(struct config *config, char *err, size_t cap)
     return kvr_tls_trust(&c, err, cap);
 }
 
-static void warn_of_end(const struct config *config, const struct door *d)
+static void warn_of_end(const struct config *config, const struct port_tls *d)
 {
     int64_t left = kvr_tls_ctx_expires(*d->tls) - (int64_t)time(NULL);
     const char *name = config->o->select_only ? "select" : "serve";
@@ -60,7 +60,7 @@ static int open_trust(struct config *config, char *err, size_t cap)
     return -1;
 }
 
-static int open_door(struct config *config, const struct door *d, char *err, size_t cap)
+static int open_port_tls(struct config *config, const struct port_tls *d, char *err, size_t cap)
 {
     char why[400];
     *d->tls = kvr_tls_ctx_new(&d->files, why, sizeof why);
@@ -75,23 +75,23 @@ static int open_door(struct config *config, const struct door *d, char *err, siz
 
 int port_tls_open(struct config *config, char *err, size_t cap)
 {
-    struct door doors[2];
-    size_t n = doors_of(config, doors);
+    struct port_tls doors[2];
+    size_t n = ports_of(config, doors);
     if (open_trust(config, err, cap)) return -1;
     for (size_t i = 0; i < n; i++)
-        if (open_door(config, &doors[i], err, cap)) return -1;
+        if (open_port_tls(config, &doors[i], err, cap)) return -1;
     return 0;
 }
 
 void port_tls_check(struct config *config, void (*wrong)(void *arg, const char *key, const char *text), void *arg)
 {
-    struct door doors[2];
+    struct port_tls doors[2];
     char err[1024], key[32];
-    size_t n = doors_of(config, doors);
+    size_t n = ports_of(config, doors);
     if (open_trust(config, err, sizeof err)) wrong(arg, config->o->tls_ca ? "tls-ca" : "outgoing-tls-cert", err);
     for (size_t i = 0; i < n; i++) {
         snprintf(key, sizeof key, "%stls-cert", doors[i].prefix + 2);
-        if (open_door(config, &doors[i], err, sizeof err)) wrong(arg, key, err);
+        if (open_port_tls(config, &doors[i], err, sizeof err)) wrong(arg, key, err);
     }
 }
 
@@ -104,9 +104,9 @@ static void add_reason(char *err, size_t cap, const char *option, const char *wh
 
 int port_tls_reload(struct config *config, char *err, size_t cap)
 {
-    struct door doors[2];
+    struct port_tls doors[2];
     char why[400], option[40];
-    size_t n = doors_of(config, doors);
+    size_t n = ports_of(config, doors);
     err[0] = 0;
     if (wants_trust(config->o) && read_trust(config, why, sizeof why)) add_reason(err, cap, "--tls-ca, --outgoing-tls-cert", why);
     if (kvr_tls_peers_reload(why, sizeof why)) add_reason(err, cap, "TLS files of a worker", why);
@@ -124,18 +124,18 @@ int port_tls_reload(struct config *config, char *err, size_t cap)
 
 void port_tls_tick(struct config *config)
 {
-    struct door doors[2];
-    if (now_ms() < config->doors_due_ms) return;
-    bool first = config->doors_due_ms == 0;
-    config->doors_due_ms = now_ms() + LOOK_EVERY_MS;
+    struct port_tls doors[2];
+    if (now_ms() < config->port_tls_due_ms) return;
+    bool first = config->port_tls_due_ms == 0;
+    config->port_tls_due_ms = now_ms() + LOOK_EVERY_MS;
     if (first) return; /* it was looked at when it was read */
-    for (size_t i = 0, n = doors_of(config, doors); i < n; i++) warn_of_end(config, &doors[i]);
+    for (size_t i = 0, n = ports_of(config, doors); i < n; i++) warn_of_end(config, &doors[i]);
 }
 
 void port_tls_metrics(struct config *config, struct kvr_prom_page *out)
 {
-    struct door doors[2];
-    size_t n = doors_of(config, doors);
+    struct port_tls doors[2];
+    size_t n = ports_of(config, doors);
     kvr_prom_family(out, "kvroute_", "tls_certificate_expiry_timestamp_seconds", "gauge", "When the certificate of a port ends");
     for (size_t i = 0; i < n; i++)
         kvr_prom_put_u64(out, KVR_PROM_PAIRS(KVR_PROM_TEXT("port", doors[i].port)),

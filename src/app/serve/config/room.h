@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The state of this room; its files alone see it. */
+/*
+ * The state of the room of configuration (config.h), which its own files alone see: keyring.c, models_config.c, policies.c, port_tls.c and
+ * reloads.c each have a part of it. The main loop's, but for keyrings and models, which any thread holds under their locks.
+ */
 #ifndef KVR_SERVE_CONFIG_ROOM_H
 #define KVR_SERVE_CONFIG_ROOM_H
 
@@ -28,7 +31,7 @@ struct config {
     struct models_config *models;         /* NULL: no --models-file, and none was put */
     struct policy_profile *profiles_read; /* malloc'd, of queues; NULL: those of the start. Main loop's */
     struct kvr_tls_ctx *tls, *admin_tls;  /* of the data port, of the admin port; NULL: plain */
-    uint64_t doors_due_ms;                /* main loop's; port_tls.h */
+    uint64_t port_tls_due_ms;             /* main loop's; port_tls.h */
 };
 
 #endif

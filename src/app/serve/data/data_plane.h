@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The room of clients' requests: the data loops, and what is kept of what passed through them.
+ * The room of clients' requests: the data loops, and what is kept of what passed through them. request/request.h draws the way of a
+ * request through the folders; state/room.h is the room's state.
  *
  * Threads: the main loop, but where another one is named.
  */

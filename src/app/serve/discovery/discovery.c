@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The life of the room, and which finder runs: discovery.h. Main loop. */
 #include "app/serve/discovery/discovery.h"
 
 #include "app/serve/discovery/found_workers.h"

@@ -2,11 +2,11 @@
 /*
  * Workers that are found rather than configured.
  *
- *     discovery.c   which finder runs
- *     found_workers.c       what was found -> the worker table; the mail box between finders on other threads and the main loop
- *     file.c        a file of --worker lines, read again when it changes         (main loop)
- *     dns.c         A, AAAA or SRV records, resolved again every few seconds     (main loop)
- *     nats.c        a registry in NATS (net/nats/registry.h)                     (the registry's thread)
+ *     discovery.c       which finder runs
+ *     file.c            a file of --worker lines, read again when it changes         (main loop)
+ *     dns.c             A, AAAA or SRV records, resolved again every few seconds     (main loop)
+ *     nats.c            a registry in NATS (net/nats/registry.h)                     (the registry's thread)
+ *     found_workers.c   what was found -> the worker table; the mail box between finders on other threads and the main loop
  *
  * A finder says what is there under a key of its own, and when that goes. Only what was found is removed again: workers of the
  * command line and of the admin port are left alone, and their ids refused to others. What a finder cannot read it leaves as it was.

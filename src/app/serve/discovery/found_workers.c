@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Idea: each finding has a key of its finder and stands for one worker. A finding that is told again changes nothing unless its
- * description is another one; a worker goes when its finding does.
+ * Findings -> workers of the table. Each finding has a key of its finder and stands for one worker. A finding that is told again changes
+ * nothing unless its description is another one; a worker goes when its finding does. Finders on threads of their own post letters, which
+ * the main loop takes (found_workers_take_mail).
  *
  * A description that cannot be taken now, since another worker has its id or there is no room, waits in its finding and is tried again when
  * something has gone: an engine may be listed at its new address before it is missed at the old one, and two may swap their ids. It counts

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What finders have found, as workers of the table. Private to this room. */
+/*
+ * What finders have found, as workers of the table; and the state of the room of discovery with the functions of each finder: private to
+ * this room, as room.h is in others. Threads: the main loop, but the functions that post.
+ */
 #ifndef KVR_SERVE_FOUND_WORKERS_H
 #define KVR_SERVE_FOUND_WORKERS_H
 

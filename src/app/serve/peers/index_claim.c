@@ -18,7 +18,7 @@
 
 enum { TTL_S = 3, CONNECT_S = 5 };
 
-struct claim {
+struct index_claim {
     struct kvr_registry *registry;
     bool predicted;
     char own[KVR_REGISTRY_KEY_MAX], owner_key[KVR_REGISTRY_KEY_MAX], server_prefix[KVR_REGISTRY_KEY_MAX];
@@ -27,7 +27,7 @@ struct claim {
     char rival_key[KVR_REGISTRY_KEY_MAX];
 };
 
-static bool is_rival(const struct claim *c, const char *key)
+static bool is_rival(const struct index_claim *c, const char *key)
 {
     if (strcmp(key, c->own) == 0) return false;
     return c->predicted ? strncmp(key, c->server_prefix, strlen(c->server_prefix)) == 0 : strcmp(key, c->owner_key) == 0;
@@ -35,7 +35,7 @@ static bool is_rival(const struct claim *c, const char *key)
 
 static void on_entry(void *ctx, const char *key, const char *value, size_t len)
 {
-    struct claim *c = ctx;
+    struct index_claim *c = ctx;
     if (!is_rival(c, key)) return;
     kvr_lock(&c->lock);
     snprintf(c->rival, sizeof c->rival, "%.*s", (int)KVR_MIN(len, (size_t)400), value);
@@ -45,13 +45,13 @@ static void on_entry(void *ctx, const char *key, const char *value, size_t len)
 
 static void on_gone(void *ctx, const char *key)
 {
-    struct claim *c = ctx;
+    struct index_claim *c = ctx;
     kvr_lock(&c->lock);
     if (strcmp(key, c->rival_key) == 0) c->rival[0] = c->rival_key[0] = 0;
     kvr_unlock(&c->lock);
 }
 
-static bool has_rival(struct claim *c, char *who, size_t cap)
+static bool has_rival(struct index_claim *c, char *who, size_t cap)
 {
     kvr_lock(&c->lock);
     snprintf(who, cap, "%s", c->rival);
@@ -59,7 +59,7 @@ static bool has_rival(struct claim *c, char *who, size_t cap)
     return who[0] != 0;
 }
 
-bool index_claim_holds(struct claim *c)
+bool index_claim_holds(struct index_claim *c)
 {
     char who[512];
     if (has_rival(c, who, sizeof who)) return false;
@@ -67,7 +67,7 @@ bool index_claim_holds(struct claim *c)
 }
 
 /* Somebody may have died within its time to live: what stands in the way must stand there longer than that. */
-static int wait_for_it(struct claim *c, const struct claim_config *cc, char *err, size_t cap)
+static int wait_for_it(struct index_claim *c, const struct index_claim_config *cc, char *err, size_t cap)
 {
     char who[512];
     uint64_t step_ns = 20000000, patience = (CONNECT_S * UINT64_C(1000000000)) / step_ns,
@@ -87,9 +87,9 @@ static int wait_for_it(struct claim *c, const struct claim_config *cc, char *err
     return -1;
 }
 
-int index_claim_open(const struct claim_config *cc, struct claim **out, char *err, size_t cap)
+int index_claim_open(const struct index_claim_config *cc, struct index_claim **out, char *err, size_t cap)
 {
-    struct claim *c = calloc(1, sizeof *c);
+    struct index_claim *c = calloc(1, sizeof *c);
     char scope[96], host[64] = "", text[300], watch[KVR_REGISTRY_KEY_MAX];
     if (!c) {
         snprintf(err, cap, "out of memory");
@@ -122,7 +122,7 @@ int index_claim_open(const struct claim_config *cc, struct claim **out, char *er
     return rc2;
 }
 
-void index_claim_close(struct claim *c)
+void index_claim_close(struct index_claim *c)
 {
     if (!c) return;
     kvr_registry_close(c->registry);

@@ -8,9 +8,9 @@
 
 #include "net/nats/registry.h"
 
-struct claim;
+struct index_claim;
 
-struct claim_config {
+struct index_claim_config {
     struct kvr_nats *link;
     const char *scope;
     bool predicted;
@@ -20,9 +20,9 @@ struct claim_config {
 
 /* Waits until it is clear whether we may. Returns: 0, also when NATS cannot be reached (index_claim_holds tells later), or -1 with who
  * stands in the way in err. */
-int index_claim_open(const struct claim_config *config, struct claim **out, char *err, size_t cap);
-void index_claim_close(struct claim *c); /* NULL is fine */
+int index_claim_open(const struct index_claim_config *config, struct index_claim **out, char *err, size_t cap);
+void index_claim_close(struct index_claim *c); /* NULL is fine */
 /* May we answer now? Any thread. */
-bool index_claim_holds(struct claim *c);
+bool index_claim_holds(struct index_claim *c);
 
 #endif

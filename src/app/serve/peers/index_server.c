@@ -37,11 +37,11 @@ struct asker {
     struct kvr_nats_sub *sub;
 };
 
-struct served {
+struct index_server {
     uint64_t instance;
     bool subscribed;
-    _Atomic bool ready;  /* the views have been restored */
-    struct claim *claim; /* NULL without NATS: nobody else can be known of */
+    _Atomic bool ready;        /* the views have been restored */
+    struct index_claim *claim; /* NULL without NATS: nobody else can be known of */
     struct asker http, query, record, info;
     _Atomic uint64_t queries, records, errors;
 };
@@ -52,7 +52,7 @@ static bool predicted(const struct peers *peers)
 }
 
 /* Why nothing is answered now, or NULL. */
-static const char *not_ready(const struct served *v)
+static const char *not_ready(const struct index_server *v)
 {
     if (!atomic_load(&v->ready)) return "not ready: the views are being restored";
     return v->claim && !index_claim_holds(v->claim) ? "not ready: this server has lost its claim on the index, or NATS is away" : NULL;
@@ -143,7 +143,7 @@ static int answer_record(struct asker *a)
 
 static int answer_info(struct asker *a)
 {
-    struct served *v = a->peers->served;
+    struct index_server *v = a->peers->served;
     const char *why = not_ready(v);
     struct kvr_service_info i = {.instance = v->instance, .predicted = predicted(a->peers), .ready = !why, .packed = true};
     struct kvr_remote_model models[PARTITIONS_TOLD];
@@ -268,7 +268,7 @@ static int subscribe(struct asker *a, const char *service, bool of_models, kvr_n
 
 void index_server_tick(struct peers *peers)
 {
-    struct served *v = peers->served;
+    struct index_server *v = peers->served;
     if (!v || v->subscribed) return;
     if (!atomic_load(&v->ready) && !views_settled(peers->workers)) return;
     atomic_store(&v->ready, true);
@@ -288,7 +288,7 @@ bool index_server_is_on(const struct peers *peers)
 int index_server_start(struct peers *peers, char *err, size_t cap)
 {
     if (!peers->o->serve_indexer) return 0;
-    struct served *v = calloc(1, sizeof *v);
+    struct index_server *v = calloc(1, sizeof *v);
     if (!v) {
         snprintf(err, cap, "out of memory");
         return -1;
@@ -297,8 +297,8 @@ int index_server_start(struct peers *peers, char *err, size_t cap)
     v->instance = peers->process->salt >> 11; /* exact as a JSON number */
     peers->served = v;
     if (!peers->process->nats) return 0;
-    struct claim_config cc = {peers->process->nats, peers->process->scope, predicted(peers), (int)peers->o->plane.nats_replicas,
-                              v->instance,          peers->o->admin_port};
+    struct index_claim_config cc = {peers->process->nats, peers->process->scope, predicted(peers), (int)peers->o->plane.nats_replicas,
+                                    v->instance,          peers->o->admin_port};
     if (index_claim_open(&cc, &v->claim, err, cap)) return -1;
     if (subscribe(&v->info, KVR_SERVICE_INFO, false, on_info) == 0) return 0;
     snprintf(err, cap, "serve-indexer: the service cannot be announced over NATS");
@@ -317,7 +317,7 @@ static void asker_free(struct asker *a)
 
 void index_server_stop(struct peers *peers)
 {
-    struct served *v = peers->served;
+    struct index_server *v = peers->served;
     if (!v) return;
     asker_free(&v->query);
     asker_free(&v->record);
@@ -330,7 +330,7 @@ void index_server_stop(struct peers *peers)
 
 void index_server_metrics(struct peers *peers, struct kvr_prom_page *b)
 {
-    struct served *v = peers->served;
+    struct index_server *v = peers->served;
     const struct {
         const char *name, *type, *help;
         uint64_t v;

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The life of the room of other routers: peers.h. Main loop. */
 #include "app/serve/peers/room.h"
 
 #include "app/serve/peers/index_server.h"

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The state of this room; its files alone see it. */
+/*
+ * The state of the room of other routers (peers.h), which its own files alone see: replicas.c, shards.c, index_server.c and remote.c each
+ * have a part of it. The main loop's, but for what is atomic or said to be another thread's.
+ */
 #ifndef KVR_SERVE_PEERS_ROOM_H
 #define KVR_SERVE_PEERS_ROOM_H
 
@@ -9,13 +12,12 @@
 #include "app/serve/common/process.h"
 #include "app/serve/peers/peers.h"
 #include "app/serve/peers/remote.h"
-#include "app/serve/peers/remote.h"
 #include "net/http/http.h"
 #include "net/replication/remote_index.h"
 
 struct kvr_sync;
 struct replicas;
-struct served;
+struct index_server;
 struct shards;
 
 struct peers {
@@ -23,10 +25,10 @@ struct peers {
     struct process *process;
     struct workers *workers;
     struct peers_hooks hooks;
-    struct kvr_sync *sync;     /* NULL: alone */
-    struct replicas *replicas; /* the sync thread's; of it the counters are any thread's */
-    struct shards *shards;     /* main loop's; NULL: there are not several indexers */
-    struct served *served;     /* NULL: the index is not served */
+    struct kvr_sync *sync;       /* NULL: alone */
+    struct replicas *replicas;   /* the sync thread's; of it the counters are any thread's */
+    struct shards *shards;       /* main loop's; NULL: there are not several indexers */
+    struct index_server *served; /* NULL: the index is not served */
 
     /* remote.c: --use-remote-indexer, over HTTP or over NATS; neither: not used */
     struct kvr_endpoint remote[REMOTES_MAX];

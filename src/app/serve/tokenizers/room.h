@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The state of this room; its files alone see it. */
+/*
+ * The state of the room of tokenizers (tokenizers.h), which tokenizers.c and prober.c alone see: an entry for each model. The main loop's,
+ * but for entries below `n`, whose model and tokenizer any thread may read, and what is atomic.
+ */
 #ifndef KVR_SERVE_TOKENIZERS_ROOM_H
 #define KVR_SERVE_TOKENIZERS_ROOM_H
 

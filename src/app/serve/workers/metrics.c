@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* /metrics of this room, but for files that have their own: how workers stand, what their partitions hold and have learnt. */
+/*
+ * /metrics of the room of workers: its counters, how workers stand, what their partitions hold and have learnt. Files with metrics of their
+ * own are called from here (views/views_metrics.c, counts/, engines/engine_load.c). Main loop; takes the table's lock for one worker at a
+ * time.
+ */
 #include <stdlib.h>
 
 #include "app/serve/common/clock.h"

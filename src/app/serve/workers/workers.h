@@ -52,7 +52,7 @@ struct worker *workers_first(const struct workers *ws);
 size_t workers_count(const struct workers *ws);
 struct partition *partitions_first(const struct workers *ws); /* the others by partition.next */
 struct worker_counters *workers_counters(struct workers *ws);
-/* enum kvr_router_mode, of requests that do not say; POST /config may change it. Any thread. */
+/* enum kvr_router_mode, of requests that do not say; POST /router_mode may change it. Any thread. */
 int workers_mode(const struct workers *ws);
 void workers_set_mode(struct workers *ws, int mode);
 bool workers_have_roles(const struct workers *ws);  /* a worker of role prefill or decode has been there. Any thread */

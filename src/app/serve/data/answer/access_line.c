@@ -18,7 +18,7 @@
 #include "store/line_log.h"
 
 enum { ACCESS_JSON, ACCESS_COMBINED }; /* --access-log-format */
-enum { ESCAPED_MAX = 8 * NOTED_PATH_MAX };
+enum { ESCAPED_MAX = 8 * TELEMETRY_PATH_MAX };
 
 struct line {
     struct kvr_buf out;
@@ -30,7 +30,7 @@ struct line {
 /* Within quotes: \" and \\, and everything that is not plain as \xNN. */
 static void put_quoted(struct kvr_buf *out, const char *text, size_t len)
 {
-    char escaped[2 * NOTED_PATH_MAX], plain[ESCAPED_MAX];
+    char escaped[2 * TELEMETRY_PATH_MAX], plain[ESCAPED_MAX];
     size_t n = 0;
     for (size_t i = 0; i < len && n + 2 <= sizeof escaped; i++) {
         if (text[i] == '"' || text[i] == '\\') escaped[n++] = '\\';
@@ -60,7 +60,7 @@ static void put_key(struct line *l, const char *key)
 
 static void put_text(struct line *l, const char *key, const char *text, size_t len)
 {
-    char plain[4 * NOTED_PATH_MAX + 1];
+    char plain[4 * TELEMETRY_PATH_MAX + 1];
     if (!text || !len) return;
     put_key(l, key);
     if (l->json && kvr_json_plain(text, len) == len) {

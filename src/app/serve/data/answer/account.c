@@ -113,7 +113,7 @@ static bool is_predicted(const struct request *r)
 static bool made_here(const struct request *r)
 {
     bool trusted = false;
-    if (r->tokens_from == TOKENS_HERE || r->tokens_from == TOKENS_CACHE) (void)local_tokens_tokenizer(r, &trusted);
+    if (r->tokens_from == TOKENS_LOCAL || r->tokens_from == TOKENS_CACHE) (void)local_tokens_tokenizer(r, &trusted);
     return trusted;
 }
 
@@ -238,7 +238,7 @@ void account_events(struct attempt *a, uint64_t events)
 {
     if (events && a->prefill_marked && a->itl_last_ns) {
         uint64_t now = kvr_now_ns(kvr_clock_monotonic());
-        kvr_histogram_add(&a->request->figures.of->itl, (double)(now - a->itl_last_ns) / 1e9 / (double)events);
+        kvr_histogram_add(&a->request->gauges.of->itl, (double)(now - a->itl_last_ns) / 1e9 / (double)events);
         a->itl_max_ns = KVR_MAX(a->itl_max_ns, now - a->itl_last_ns);
         a->itl_last_ns = now;
         a->generated += events;
@@ -324,7 +324,7 @@ static void complete_usage(struct attempt *a)
     if (!has_answered(a) || !a->usage.present || !r->members.usage_tells) return;
     bool hit = is_predicted(r) && a->view == KVR_VIEW_WHOLE && a->usage.prompt_tokens == r->tokens_n &&
                account_predicted_cached(a) >= a->partition->block_size;
-    struct answer_telling told = {.form = 2 * (unsigned)r->form + (a->is_sse ? 1 : 0), .told = a->usage.has_cached, .sure_hit = hit};
+    struct answer_report told = {.form = 2 * (unsigned)r->form + (a->is_sse ? 1 : 0), .told = a->usage.has_cached, .sure_hit = hit};
     if (usage_reporting_note(data_of(r)->workers, a->worker, &told)) a->usage.has_cached = true;
 }
 
@@ -343,7 +343,7 @@ static void count_cached(const struct attempt *a, uint64_t predicted)
 {
     struct data_plane *data = data_of(a->request);
     struct data_counters *m = &data->counters;
-    struct model_counts *of = a->request->figures.of;
+    struct model_counts *of = a->request->gauges.of;
     uint64_t actual = a->usage.cached_tokens, prompt = a->usage.prompt_tokens, bs = a->partition->block_size;
     uint64_t computed = prompt / bs - KVR_MIN(actual, prompt) / bs;
     atomic_fetch_add(&m->predicted_cached_tokens_total, predicted);

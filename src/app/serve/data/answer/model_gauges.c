@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A request under its model: it waits from the end of READING until it is sent, runs until its end, and goes back to waiting when its
- * worker has failed and another one is looked for.
+ * How many requests of a model wait and run, and how they end, in the entry of workers/counts/model_counts.h that a request looks up once.
+ * It waits from the end of READING until it is sent, runs until its end, and goes back to waiting when its worker has failed and another
+ * one is looked for.
  *
  *     READING: not counted yet --> waiting --> running --> the end
  *                                     ^           |
@@ -11,6 +12,7 @@
 
 #include "app/serve/data/request/legs.h"
 #include "app/serve/workers/counts/labels.h"
+#include "app/serve/workers/workers.h"
 
 static void add(_Atomic int64_t *gauge, int64_t by)
 {
@@ -19,13 +21,13 @@ static void add(_Atomic int64_t *gauge, int64_t by)
 
 static void stand(struct request *r, enum request_stand to)
 {
-    struct model_counts *m = r->figures.of;
-    if (!m || r->figures.stand == to) return;
-    if (r->figures.stand == STAND_WAITING) add(&m->waiting, -1);
-    if (r->figures.stand == STAND_RUNNING) add(&m->running, -1);
-    if (to == STAND_WAITING) add(&m->waiting, 1);
-    if (to == STAND_RUNNING) add(&m->running, 1);
-    r->figures.stand = to;
+    struct model_counts *m = r->gauges.of;
+    if (!m || r->gauges.stand == to) return;
+    if (r->gauges.stand == GAUGE_WAITING) add(&m->waiting, -1);
+    if (r->gauges.stand == GAUGE_RUNNING) add(&m->running, -1);
+    if (to == GAUGE_WAITING) add(&m->waiting, 1);
+    if (to == GAUGE_RUNNING) add(&m->running, 1);
+    r->gauges.stand = to;
 }
 
 /* A request that names no model has its worker's, so it is counted from when that is known; `late`: as it stands. */
@@ -34,19 +36,19 @@ static void look_up(struct request *r, bool late)
     struct data_plane *data = data_of(r);
     const struct attempt *a = r->model[0] ? NULL : legs_computed(r);
     char name[MODEL_MAX] = "";
-    if (r->figures.of || !(r->model[0] || late)) return;
+    if (r->gauges.of || !(r->model[0] || late)) return;
     if (a && a->worker) {
         workers_lock(data->workers);
         snprintf(name, sizeof name, "%s", worker_model(data->workers, a->worker));
         workers_unlock(data->workers);
     }
-    r->figures.of = model_counts_of(data->workers, r->model[0] ? r->model : name);
+    r->gauges.of = model_counts_of(data->workers, r->model[0] ? r->model : name);
 }
 
 void model_gauges_again(struct request *r)
 {
-    stand(r, STAND_NOWHERE);
-    r->figures.of = NULL;
+    stand(r, GAUGE_NOWHERE);
+    r->gauges.of = NULL;
 }
 
 static bool is_sent_in(enum request_phase phase)
@@ -56,7 +58,7 @@ static bool is_sent_in(enum request_phase phase)
 
 void model_gauges_enter(struct request *r)
 {
-    struct figures *f = &r->figures;
+    struct model_gauges *f = &r->gauges;
     if (r->phase == PHASE_READING) return;
     bool sent = is_sent_in(r->phase);
     look_up(r, sent);
@@ -65,21 +67,21 @@ void model_gauges_enter(struct request *r)
         f->chosen = true;
         kvr_histogram_add(&f->of->queue_wait, (double)(kvr_now_ns(kvr_clock_monotonic()) - f->queued_ns) / 1e9);
     }
-    stand(r, sent ? STAND_RUNNING : STAND_WAITING);
+    stand(r, sent ? GAUGE_RUNNING : GAUGE_WAITING);
 }
 
 void model_gauges_first_token(const struct attempt *a, uint64_t now_ns)
 {
     const struct request *r = a->request;
-    struct model_counts *m = r->figures.of;
+    struct model_counts *m = r->gauges.of;
     if (!m || !a->is_sse || r->status >= 400) return;
     kvr_histogram_add(&m->ttft, (double)(now_ns - legs_computed(r)->sent_ns) / 1e9);
-    kvr_histogram_add(&m->first_token, (double)(now_ns - r->figures.arrived_ns) / 1e9);
+    kvr_histogram_add(&m->first_token, (double)(now_ns - r->gauges.arrived_ns) / 1e9);
 }
 
 static void count_end(struct request *r)
 {
-    struct figures *f = &r->figures;
+    struct model_gauges *f = &r->gauges;
     look_up(r, true); /* it may have been refused before its body was read */
     f->end_counted = true;
     atomic_fetch_add_explicit(&f->of->ends[f->how], 1, memory_order_relaxed);
@@ -87,7 +89,7 @@ static void count_end(struct request *r)
 
 void model_gauges_end(struct request *r, enum request_end how)
 {
-    struct figures *f = &r->figures;
+    struct model_gauges *f = &r->gauges;
     if (f->ended) return;
     f->ended = true;
     f->how = (unsigned char)how;
@@ -102,7 +104,7 @@ void model_gauges_end_whole(struct request *r)
         return;
     }
     model_gauges_end(r, (enum request_end)(a ? a->sse.finish : KVR_FINISH_UNTOLD));
-    if (r->routed) kvr_histogram_add(&r->figures.of->duration, (double)(kvr_now_ns(kvr_clock_monotonic()) - r->figures.arrived_ns) / 1e9);
+    if (r->routed) kvr_histogram_add(&r->gauges.of->duration, (double)(kvr_now_ns(kvr_clock_monotonic()) - r->gauges.arrived_ns) / 1e9);
 }
 
 static uint64_t input_tokens(const struct request *r, const struct attempt *computed)
@@ -129,9 +131,9 @@ static void observe_generation(struct model_counts *m, const struct attempt *a)
 void model_gauges_close(struct request *r)
 {
     const struct attempt *a = r->attempt, *computed = legs_computed(r);
-    if (r->figures.ended && !r->figures.end_counted) count_end(r);
-    struct model_counts *m = r->figures.of;
-    stand(r, STAND_NOWHERE);
+    if (r->gauges.ended && !r->gauges.end_counted) count_end(r);
+    struct model_counts *m = r->gauges.of;
+    stand(r, GAUGE_NOWHERE);
     if (!m || !a || !computed || !r->routed || !a->first_ns || r->status >= 400) return;
     uint64_t input = input_tokens(r, computed), output = output_tokens(a);
     atomic_fetch_add_explicit(&m->input, input, memory_order_relaxed);

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The end of a note: the line in the access log, the span of the request as a whole, and the spans on their way. It knows legs and
- * accounts, which what is noted on the way does not. */
+/*
+ * The end of what was noted of a request (request/telemetry.h): its line in the access log (access_line.c), the span of the request as a
+ * whole, and the spans leave for the collector. It is here, above telemetry.c, as it tells of legs and of what account.c has counted.
+ * Threads: the request's loop.
+ */
 #include <string.h>
 
 #include "app/serve/data/answer/account.h"
@@ -68,7 +71,7 @@ static void put_root(struct request *r)
 
 /* ---- the end ----------------------------------------------------------------------------------------- */
 
-static void note_free(struct telemetry *n)
+static void telemetry_free(struct telemetry *n)
 {
     kvr_spans_free(n->spans);
     free(n);
@@ -81,7 +84,7 @@ void telemetry_local(struct loop *l, struct telemetry *n, int status)
     else n->ending = n->told.status < 400 ? ENDING_OK : ENDING_REFUSED;
     if (!status) status = n->told.status;
     if (access_wanted(l, n, status)) access_write(l, n, NULL, status);
-    note_free(n); /* no spans: the router itself has answered */
+    telemetry_free(n); /* no spans: the router itself has answered */
 }
 
 /* Its answer is still to come, so nothing of that is told. */
@@ -110,5 +113,5 @@ void telemetry_end(struct request *r)
     r->telemetry = NULL;
     if (n->spans) kvr_otlp_give(data_of(r)->otlp, n->spans);
     n->spans = NULL;
-    note_free(n);
+    telemetry_free(n);
 }

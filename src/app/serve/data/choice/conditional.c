@@ -4,6 +4,7 @@
 
 #include "app/serve/data/choice/question.h"
 #include "app/serve/data/choice/treatment.h"
+#include "app/serve/workers/table/roster.h"
 #include "app/serve/workers/table/worker.h"
 #include "app/serve/workers/workers.h"
 

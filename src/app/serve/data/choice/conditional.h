@@ -12,8 +12,13 @@
 #define KVR_SERVE_CONDITIONAL_H
 
 #include <kvroute/disagg.h>
+#include <kvroute/router.h>
 
-#include "app/serve/data/request/legs.h"
+#include "app/serve/data/request/outcome.h"
+
+struct data_plane;
+struct request;
+struct roster_row;
 
 /* For requests whose workers are chosen in that mode. */
 struct kvr_disagg_rule conditional_rule(const struct data_plane *data, enum kvr_router_mode mode);

@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "app/serve/data/request/request.h"
 #include "app/serve/workers/table/roster.h"
 #include "app/serve/workers/table/worker.h"
 

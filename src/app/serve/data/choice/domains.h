@@ -14,9 +14,18 @@
 #ifndef KVR_SERVE_DOMAINS_H
 #define KVR_SERVE_DOMAINS_H
 
-#include "app/serve/data/request/request.h"
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <kvroute/router.h>
 
+#include "wire/handoff_protocol.h"
+
+struct data_plane;
+struct domain_wish;
+struct request;
 struct roster_row;
+struct worker;
 
 /* May that prefill worker hand over to that decode worker? Both are held. */
 bool domains_meet(const struct data_plane *data, const struct worker *prefill, const struct worker *decode);

@@ -7,6 +7,7 @@
 #include "app/serve/common/clock.h"
 #include "app/serve/data/choice/treatment.h"
 #include "app/serve/data/request/admission.h"
+#include "app/serve/workers/table/roster.h"
 #include "app/serve/workers/workers.h"
 
 enum { OUTPUT_USUAL = 256 /* tokens, of a request that does not say how many it wants */ };
@@ -33,7 +34,7 @@ static void prefer(const struct request *r, struct kvr_router_request *rq)
                     (r->session[0] && sessions_get(data->sessions, key, session_key(r, prefills, key, sizeof key), now_ms(), &rq->pin));
 }
 
-const enum kvr_router_mode *leg_mode(const struct data_plane *data, int option)
+const enum kvr_router_mode *question_leg_mode(const struct data_plane *data, int option)
 {
     static const enum kvr_router_mode modes[] = {KVR_MODE_KV, KVR_MODE_ROUND_ROBIN, KVR_MODE_RANDOM, KVR_MODE_LEAST_LOADED};
     return option && workers_mode(data->workers) != KVR_MODE_DIRECT ? &modes[option - 1] : NULL;
@@ -44,7 +45,7 @@ static const enum kvr_router_mode *mode_of(const struct request *r)
     const struct serve_options *o = data_of(r)->o;
     int leg = legs_asks_prefill(r) ? o->prefill_mode : legs_are_two(r) ? o->decode_mode : 0;
     if (!leg && model_option_is_set(&r->options, MODEL_ROUTER_MODE)) leg = (int)r->options.values[MODEL_ROUTER_MODE] + 1;
-    return leg_mode(data_of(r), leg);
+    return question_leg_mode(data_of(r), leg);
 }
 
 static void fill_in(struct request *r, const struct roster_row *row, struct kvr_router_request *rq)

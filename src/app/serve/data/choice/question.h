@@ -6,8 +6,12 @@
 #ifndef KVR_SERVE_QUESTION_H
 #define KVR_SERVE_QUESTION_H
 
-#include "app/serve/data/request/legs.h"
-#include "app/serve/workers/table/roster.h"
+#include <kvroute/router.h>
+
+struct data_plane;
+struct partition;
+struct request;
+struct roster_row;
 
 /* It has no id to book yet, and borrows from the request, its legs and the row until the next question about it. */
 void question_of(struct request *r, const struct roster_row *row, const struct partition *partition, struct kvr_router_request *rq);
@@ -16,6 +20,6 @@ void question_of(struct request *r, const struct roster_row *row, const struct p
 const struct kvr_override *question_override(const struct request *r, struct kvr_override *out);
 
 /* How a leg's worker is chosen: of a value of --prefill-router-mode or --decode-router-mode. NULL: as any worker. */
-const enum kvr_router_mode *leg_mode(const struct data_plane *data, int option);
+const enum kvr_router_mode *question_leg_mode(const struct data_plane *data, int option);
 
 #endif

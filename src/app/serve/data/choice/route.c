@@ -23,6 +23,8 @@
 #include "app/serve/data/request/phases.h"
 #include "app/serve/data/request/pins.h"
 #include "app/serve/data/request/reply.h"
+#include "app/serve/workers/table/roster.h"
+#include "app/serve/workers/workers.h"
 
 /* ---- waiting ----------------------------------------------------------------------------------------- */
 

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How requests of fleets with prefill and decode workers are treated: data/choice/treatment.h. */
+/*
+ * One worker or two legs, in this order: what the client wishes and pins, what its body allows, which workers are up
+ * (treatment_decide); then whom it may go to (treatment_candidates, treatment_exclude): data/choice/treatment.h.
+ */
 #include "app/serve/data/choice/treatment.h"
 
 #include <string.h>
@@ -10,6 +13,7 @@
 #include "app/serve/data/request/attempt.h"
 #include "app/serve/data/request/pins.h"
 #include "app/serve/workers/table/roster.h"
+#include "app/serve/workers/workers.h"
 
 /* ---- one worker or two ---------------------------------------------------------------------------------- */
 

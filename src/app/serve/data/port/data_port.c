@@ -160,7 +160,7 @@ static void local_answer(struct loop *l, struct kvr_http_conn *c, int what)
         reply_error(c, 503, "shutting down", NULL);
     } else if (what == 1) {
         kvr_http_reply(c, 200, "application/json", NULL, "{\"status\":\"ok\"}", 15);
-    } else if (serve_ready(l->data, &why)) {
+    } else if (data_plane_ready(l->data, &why)) {
         kvr_http_reply(c, 200, "application/json", NULL, "{\"status\":\"ready\"}", 18);
     } else {
         reply_error(c, 503, why, NULL);

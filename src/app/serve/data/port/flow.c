@@ -41,7 +41,7 @@ static enum outcome begin_prefill(struct request *r)
     return prefill_begin(r, hear);
 }
 
-static enum outcome begin_meeting(struct request *r)
+static enum outcome begin_rendezvous(struct request *r)
 {
     return rendezvous_begin(r, hear);
 }
@@ -73,7 +73,7 @@ static const struct {
     [PHASE_PARKED] = {route_park, route_unpark, route_on_time, PHASE_CHOOSING},
     [PHASE_PREFILL] = {begin_prefill, NULL, prefill_on_time, PHASE_PAIRING},
     [PHASE_PAIRING] = {route_pair, route_leave, route_pair_on_time, PHASE_SENDING},
-    [PHASE_MEETING] = {begin_meeting, NULL, rendezvous_on_time, PHASE_SENDING},
+    [PHASE_RENDEZVOUS] = {begin_rendezvous, NULL, rendezvous_on_time, PHASE_SENDING},
     [PHASE_SENDING] = {begin_sending, NULL, sending_on_time, PHASE_RELAYING},
     [PHASE_RELAYING] = {answer_begin, NULL, answer_on_time, PHASE_RELAYING},
 };
@@ -278,7 +278,7 @@ static enum outcome compute_again(struct request *r)
 
 static bool prefill_has_failed(const struct request *r)
 {
-    return r->phase == PHASE_PREFILL || (r->phase == PHASE_MEETING && r->legs->prefill->state == ATTEMPT_FAILED);
+    return r->phase == PHASE_PREFILL || (r->phase == PHASE_RENDEZVOUS && r->legs->prefill->state == ATTEMPT_FAILED);
 }
 
 static enum outcome ask_another(struct request *r)
@@ -327,8 +327,8 @@ static enum request_phase next_phase(const struct request *r)
 {
     bool first = legs_pair_first(r);
     if (r->phase == PHASE_CHOOSING && legs_prefill_next(r)) return first ? PHASE_PAIRING : PHASE_PREFILL;
-    if ((r->phase == PHASE_PREFILL || r->phase == PHASE_MEETING) && !legs_are_two(r)) return PHASE_CHOOSING;
-    if (r->phase == PHASE_PAIRING && first) return legs_at_once(r) ? PHASE_MEETING : PHASE_PREFILL;
+    if ((r->phase == PHASE_PREFILL || r->phase == PHASE_RENDEZVOUS) && !legs_are_two(r)) return PHASE_CHOOSING;
+    if (r->phase == PHASE_PAIRING && first) return legs_at_once(r) ? PHASE_RENDEZVOUS : PHASE_PREFILL;
     return r->phase == PHASE_PREFILL && first ? PHASE_SENDING : phases[r->phase].next;
 }
 

@@ -8,7 +8,7 @@
 #include "app/serve/workers/table/roster.h"
 #include "app/serve/workers/views/views.h"
 
-bool serve_ready(struct data_plane *data, const char **why)
+bool data_plane_ready(struct data_plane *data, const char **why)
 {
     bool up = false;
     uint64_t now = now_ms();

@@ -8,6 +8,6 @@
 struct data_plane;
 
 /* *why: what is missing; static. */
-bool serve_ready(struct data_plane *data, const char **why);
+bool data_plane_ready(struct data_plane *data, const char **why);
 
 #endif

@@ -58,9 +58,9 @@ static void drop_errand(void *ctx)
     free(e);
 }
 
-static struct here_waiter *here_of(struct kvr_token_waiter *w)
+static struct local_tokens_waiter *here_of(struct kvr_token_waiter *w)
 {
-    return (struct here_waiter *)w; /* its first member */
+    return (struct local_tokens_waiter *)w; /* its first member */
 }
 
 /* A thread of the pool, under its lock. */
@@ -83,7 +83,7 @@ static void key_of(const struct request *r, const struct kvr_tokenizer *t, uint6
 
 static bool begin_errand(struct request *r, struct kvr_tokenizer *t, struct kvr_body *question, struct kvr_tok_job *rest)
 {
-    struct here_waiter *waiter = &r->now.tokenizing.here;
+    struct local_tokens_waiter *waiter = &r->now.tokenizing.here;
     struct errand *e = malloc(sizeof *e);
     if (!e) {
         if (rest) kvr_tokenizer_drop(t, rest);
@@ -92,21 +92,21 @@ static bool begin_errand(struct request *r, struct kvr_tokenizer *t, struct kvr_
     *e = (struct errand){kvr_tokenizer_ref(t), kvr_body_ref(question), rest};
     struct kvr_token_question q = {.make = run_errand, .drop = drop_errand, .ctx = e};
     key_of(r, t, q.key);
-    *waiter = (struct here_waiter){.waiter = {.done = made}, .request = r, .waits = true};
+    *waiter = (struct local_tokens_waiter){.waiter = {.done = made}, .request = r, .waits = true};
     waiter->waits = kvr_token_pool_ask(tokenizers_pool(data_of(r)->tokenizers), &q, &waiter->waiter);
     if (!waiter->waits) COUNT(r, tokenizer_full_total);
     return waiter->waits;
 }
 
-enum here local_tokens_ask(struct request *r, struct kvr_tokenizer *t, struct kvr_body *question)
+enum local_tokens local_tokens_ask(struct request *r, struct kvr_tokenizer *t, struct kvr_body *question)
 {
     struct kvr_ids *ids;
     struct kvr_tok_job *rest = NULL;
     if (question->len > QUESTION_MAX) return HERE_NOT;
-    if (question->len > WHOLE_ON_LOOP) return begin_errand(r, t, question, NULL) ? HERE_WAITS : HERE_NOT;
+    if (question->len > WHOLE_ON_LOOP) return begin_errand(r, t, question, NULL) ? LOCAL_WAITS : HERE_NOT;
     int rc = kvr_tokenizer_at_once(t, question->data, question->len, &ids, &rest);
     if (rc == 0) return take_ids(r, ids) ? HERE_MADE : HERE_NOT;
-    return rc == 1 && begin_errand(r, t, question, rest) ? HERE_WAITS : HERE_NOT;
+    return rc == 1 && begin_errand(r, t, question, rest) ? LOCAL_WAITS : HERE_NOT;
 }
 
 struct request *local_tokens_next_made(struct loop *l)
@@ -120,7 +120,7 @@ struct request *local_tokens_next_made(struct loop *l)
 
 bool local_tokens_take(struct request *r)
 {
-    struct here_waiter *h = &r->now.tokenizing.here;
+    struct local_tokens_waiter *h = &r->now.tokenizing.here;
     struct kvr_ids *ids = h->waiter.ids;
     h->waits = false;
     h->waiter.ids = NULL;
@@ -129,7 +129,7 @@ bool local_tokens_take(struct request *r)
 
 void local_tokens_leave(struct request *r)
 {
-    struct here_waiter *h = &r->now.tokenizing.here;
+    struct local_tokens_waiter *h = &r->now.tokenizing.here;
     struct loop *l = r->loop;
     if (!h->waits) return;
     h->waits = false;

@@ -9,16 +9,16 @@
 
 #include "app/serve/data/request/request.h"
 
-enum here {
-    HERE_NOT,  /* an engine has to be asked */
-    HERE_MADE, /* r->tokens */
-    HERE_WAITS /* for a thread: the request comes out of local_tokens_next_made(), for local_tokens_take() */
+enum local_tokens {
+    HERE_NOT,   /* an engine has to be asked */
+    HERE_MADE,  /* r->tokens */
+    LOCAL_WAITS /* for a thread: the request comes out of local_tokens_next_made(), for local_tokens_take() */
 };
 
 /* The tokenizer of the request's model, when there is one; *trusted: its ids may be used. */
 struct kvr_tokenizer *local_tokens_tokenizer(const struct request *r, bool *trusted);
 /* With a tokenizer that is trusted. */
-enum here local_tokens_ask(struct request *r, struct kvr_tokenizer *t, struct kvr_body *question);
+enum local_tokens local_tokens_ask(struct request *r, struct kvr_tokenizer *t, struct kvr_body *question);
 struct request *local_tokens_next_made(struct loop *l);
 bool local_tokens_take(struct request *r); /* Returns: whether r->tokens is there; else an engine has to be asked */
 void local_tokens_leave(struct request *r);

@@ -210,7 +210,7 @@ static enum outcome found(struct request *r, enum tokens_from from)
 static void observe(const struct request *r, enum tokens_made_by by)
 {
     uint64_t took = kvr_now_ns(kvr_clock_monotonic()) - r->now.tokenizing.asked_ns;
-    if (r->figures.of) kvr_histogram_add(&r->figures.of->tokenize[by], (double)took / 1e9);
+    if (r->gauges.of) kvr_histogram_add(&r->gauges.of->tokenize[by], (double)took / 1e9);
 }
 
 static enum outcome tokens_are_read(struct request *r)
@@ -329,7 +329,7 @@ static enum outcome made_here(struct request *r)
     }
     local_tokens_check(r, t, r->now.tokenizing.question);
     observe(r, MADE_BY_ROUTER);
-    return found(r, TOKENS_HERE);
+    return found(r, TOKENS_LOCAL);
 }
 
 /* The tokens of a body: from the cache, made here, or an engine's. */
@@ -351,7 +351,7 @@ static enum outcome ask(struct request *r, struct kvr_body *body)
     now->asked_ns = kvr_now_ns(kvr_clock_monotonic());
     switch (trusted ? local_tokens_ask(r, t, body) : HERE_NOT) {
     case HERE_MADE: return made_here(r);
-    case HERE_WAITS: request_wait_until(r, 0); return OUTCOME_WAITS;
+    case LOCAL_WAITS: request_wait_until(r, 0); return OUTCOME_WAITS;
     default: return ask_engine(r);
     }
 }

@@ -15,6 +15,7 @@
 #include "app/serve/workers/entry/worker_key.h"
 #include "app/serve/workers/table/rank.h"
 #include "app/serve/workers/views/views.h"
+#include "app/serve/workers/workers.h"
 
 enum {
     ENDING_MS = 1000,         /* for a worker to end a stream whose last event has passed */

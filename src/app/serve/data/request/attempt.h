@@ -17,6 +17,8 @@
  * An attempt that has failed stays the request's until another one is booked: what is told of the request is told of the last worker.
  * Nothing here depends on a request having one attempt only: an attempt knows neither the request's phase nor what follows from an
  * outcome; both are the business of the function that is told.
+ *
+ * Threads: the request's loop.
  */
 #ifndef KVR_SERVE_ATTEMPT_H
 #define KVR_SERVE_ATTEMPT_H

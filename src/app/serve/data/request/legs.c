@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How requests of fleets with prefill and decode workers are treated: data/request/legs.h. */
+/*
+ * What a request of two legs has beside the rest of a request (legs.h): the bodies of its legs, its hand-off object and how long that may
+ * be used, and whether a computed prompt is held for nobody. How a request is treated is decided by choice/treatment.c.
+ */
 #include "app/serve/data/request/legs.h"
 
 #include <string.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A request of two legs: one worker computes the prompt (prefill), another one receives what was computed and answers (decode). How a
- * request of a fleet that has such workers is treated, and what it has beside the rest of a request while it has two legs.
+ * A request of two legs: one worker computes the prompt (prefill), another one receives what was computed and answers (decode). What it
+ * has beside the rest of a request, and what became of it (`treatment`), as choice/treatment.h has decided:
  *
  *     remote         a prefill worker, then a decode worker
  *     whole          one worker that takes whole requests: "aggregated" on one of role both, "local" on one of role decode

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the router says to a client itself: errors, the head of a stream that has to wait, and comments in it. */
+/* What the router says to a client itself: errors, the head of a stream that has to wait, and comments in it. Threads: the request's loop.
+ */
 #ifndef KVR_SERVE_REPLY_H
 #define KVR_SERVE_REPLY_H
 

@@ -17,7 +17,7 @@ struct request *request_new(struct loop *l, struct kvr_http_conn *c)
     r->loop = l;
     r->conn = c;
     r->arrived_ms = now_ms();
-    r->figures.arrived_ns = kvr_now_ns(kvr_clock_monotonic());
+    r->gauges.arrived_ns = kvr_now_ns(kvr_clock_monotonic());
     atomic_fetch_add(&l->in_flight, 1);
     uv_timer_init(&l->uv, &r->timer);
     r->timer.data = r;

@@ -1,45 +1,47 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One client request, from its arrival to the last byte of its answer. It is in one phase at a time:
+ * One client request, from its arrival to the last byte of its answer. It is in one phase at a time; files are those of data/:
  *
- *    a request arrives (data_port.c)
+ *    a request arrives   port/data_port.c
  *       |
  *       v
- *    READING     body.c            the members of the body that routing needs
+ *    READING     request/body.c           the members of the body that routing needs
  *       | DONE
  *       v
- *    TOKENS      tokenize.c        of the prompt: given, cached, an engine's, bytes, or none
+ *    TOKENS      prompt/tokenize.c        of the prompt: given, cached, made here, an engine's, bytes, or none
  *       | DONE
  *       v
- *    LOOKUP      remote_lookup.c   hashes of the prompt; what an index elsewhere knows of them
+ *    LOOKUP      prompt/remote_lookup.c   hashes of the prompt; what an index elsewhere knows of them
  *       | DONE
  *       v            NOBODY
- *    CHOOSING    ----------------> PARKED      route.c   the router chooses a worker and books, or keeps the request in its queue;
- *       | ^  ^ DONE: look again -----'                   a parked request waits for a worker to exist
+ *    CHOOSING    ----------------> PARKED      choice/route.c   the router chooses a worker and books, or keeps the request in its
+ *       | ^  ^ DONE: look again -----'                          queue; a parked request waits for a worker to exist
  *       | |
  *  DONE | | FAILED: another worker may be asked
  *       v |
- *    SENDING     attempt.c         the exchange with the worker, up to the first byte of its answer; the head is held back
+ *    SENDING     request/attempt.c        the exchange with the worker, up to the first byte of its answer; the head is held back
  *       | BYTES
  *       v
- *    RELAYING    answer.c          bytes, as they come
+ *    RELAYING    answer/answer.c          bytes, as they come
  *       | WHOLE
  *       v
- *    the end     account.c         what is known of the request is told
+ *    the end     answer/account.c         what is known of the request is told
  *
  * REFUSED (an error is answered) and GONE (the client has left) lead from every phase to the end; BROKEN (the answer cannot be
  * completed) leads there from RELAYING.
  *
  * A phase is a function that returns an outcome. WAITS: a callback will go on with the phase, and end in request_step() with the outcome
- * that the phase has then (of an attempt: in what it was given to tell). Phases do not call each other and do not know flow.c, which alone
- * knows what follows what.
+ * that the phase has then (of an attempt: in what it was given to tell). Phases do not call each other and do not know
+ * port/flow.c, which alone knows what follows what.
  *
  * What must hold whatever happens:
- *   - a booking is made in CHOOSING or PAIRING and given back by account_unbook(), exactly once per attempt (release.h has its own);
+ *   - a booking is made in CHOOSING or PAIRING and given back by account_unbook(), exactly once per attempt (two_legs/release.h has
+ *     its own);
  *   - nothing of the answer is sent to the client before the first body byte of the worker, so until then the request can go to another
  *     worker; afterwards it never does;
- *   - every path ends in flow.c: end(), which frees the request.
- * Where workers have roles a request may have two legs, with phases of their own between CHOOSING and SENDING: legs.h.
+ *   - every path ends in port/flow.c: end(), which frees the request.
+ * Where workers have roles a request may have two legs, with phases of their own between CHOOSING and SENDING: legs.h draws them, the
+ * folder two_legs has their files.
  *
  * A streaming request that waits long gets its head early (200, SSE) and comments, so that nothing between the client and the router
  * gives up; from then on failures are events of the stream.
@@ -55,6 +57,7 @@
 #define KVR_SERVE_REQUEST_H
 
 #include "app/serve/config/model_options.h"
+#include "app/serve/data/request/outcome.h"
 #include "app/serve/data/state/room.h"
 #include "token/pool.h"
 #include "wire/form.h"
@@ -70,7 +73,7 @@ struct request;
 struct telemetry;
 
 /* Where the tokens of a prompt come from. ENGINE: also what an engine has said before. */
-enum tokens_from { TOKENS_NONE, TOKENS_BODY, TOKENS_BYTES, TOKENS_CACHE, TOKENS_HERE, TOKENS_ENGINE, TOKENS_FROM_N };
+enum tokens_from { TOKENS_NONE, TOKENS_BODY, TOKENS_BYTES, TOKENS_CACHE, TOKENS_LOCAL, TOKENS_ENGINE, TOKENS_FROM_N };
 
 enum request_phase {
     PHASE_READING,
@@ -78,38 +81,24 @@ enum request_phase {
     PHASE_LOOKUP,
     PHASE_CHOOSING,
     PHASE_PARKED,
-    PHASE_PREFILL, /* of two legs: legs.h */
-    PHASE_PAIRING, /* the same */
-    PHASE_MEETING, /* the same */
+    PHASE_PREFILL,    /* of two legs: legs.h */
+    PHASE_PAIRING,    /* the same */
+    PHASE_RENDEZVOUS, /* the same */
     PHASE_SENDING,
     PHASE_RELAYING,
     PHASES_N
 };
 
 /* Of a request under its model: model_gauges.c. */
-enum request_stand { STAND_NOWHERE, STAND_WAITING, STAND_RUNNING };
+enum request_stand { GAUGE_NOWHERE, GAUGE_WAITING, GAUGE_RUNNING };
 
-struct figures {
+struct model_gauges {
     struct model_counts *of; /* NULL: its model is not known yet */
     enum request_stand stand;
     bool chosen;                    /* a worker was, once */
     bool ended, end_counted;        /* how it ended is known; and counted */
     unsigned char how;              /* enum request_end */
     uint64_t arrived_ns, queued_ns; /* the latter: when its tokens were known */
-};
-
-enum outcome {
-    OUTCOME_WAITS,   /* a callback goes on with the phase */
-    OUTCOME_DONE,    /* the next phase may begin */
-    OUTCOME_NOBODY,  /* no worker can take it now */
-    OUTCOME_FAILED,  /* the worker has failed before a byte of its answer went out; the refusal says how */
-    OUTCOME_BYTES,   /* a piece of the answer is there: attempt->bytes */
-    OUTCOME_WHOLE,   /* the answer is whole */
-    OUTCOME_BROKEN,  /* the answer has begun and cannot be completed; the refusal says why */
-    OUTCOME_REFUSED, /* an error is to be answered: the refusal */
-    OUTCOME_GONE,    /* the client has left */
-    OUTCOME_TIME,    /* the timer has struck */
-    OUTCOME_GIVEN_UP /* the job of a request that has ended is over */
 };
 
 /* Work for a thread of libuv's pool. */
@@ -172,7 +161,7 @@ struct reading {
 
 /* An engine is asked up to three times: for the tokens; for those without special tokens, of a prompt that it truncates between them
  * (`keep`); for those of a chat without its images (`plain`), which tell where the first image is. */
-struct here_waiter {
+struct local_tokens_waiter {
     struct kvr_token_waiter waiter;
     struct request *request;
     bool waits; /* the pool has it, or the loop's `made` list */
@@ -180,7 +169,7 @@ struct here_waiter {
 
 struct tokenizing {
     struct request_job job;
-    struct here_waiter here;
+    struct local_tokens_waiter here;
     struct kvr_body *question; /* that is being answered; NULL: none */
     uint64_t asked_ns;
     struct worker *asked;       /* whose engine answers it; NULL: none */
@@ -304,7 +293,7 @@ struct request {
 
     /* What its client got */
     int status; /* 0: nothing yet */
-    struct figures figures;
+    struct model_gauges gauges;
     bool early_head, counted, answered;
 
     union {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Notes of requests: data/request/telemetry.h. */
+/* What is noted of a request on its way, and its trace context: data/request/telemetry.h. The end is answer/telemetry_end.c. */
 #include "app/serve/data/request/telemetry.h"
 
 #include <string.h>
@@ -115,7 +115,7 @@ struct telemetry *telemetry_begin(struct loop *l, struct kvr_http_conn *c)
 {
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
     if (!l->data->access_log && !l->data->otlp) return NULL;
-    size_t len = KVR_MIN(rq->path.len, (size_t)NOTED_PATH_MAX);
+    size_t len = KVR_MIN(rq->path.len, (size_t)TELEMETRY_PATH_MAX);
     struct telemetry *n = calloc(1, sizeof *n + len + 1);
     if (!n) return NULL;
     n->began_ns = n->at_ns = now_ns();
@@ -143,9 +143,9 @@ void telemetry_phase(struct request *r)
 void telemetry_timeout(struct request *r, bool total)
 {
     static const char *const names[PHASES_N] = {
-        [PHASE_READING] = "timeout_total",   [PHASE_TOKENS] = "timeout_total",    [PHASE_LOOKUP] = "timeout_total",
-        [PHASE_CHOOSING] = "timeout_queue",  [PHASE_PARKED] = "timeout_queue",    [PHASE_PREFILL] = "timeout_prefill",
-        [PHASE_PAIRING] = "timeout_handoff", [PHASE_MEETING] = "timeout_handoff", [PHASE_SENDING] = "timeout_first_token",
+        [PHASE_READING] = "timeout_total",   [PHASE_TOKENS] = "timeout_total",       [PHASE_LOOKUP] = "timeout_total",
+        [PHASE_CHOOSING] = "timeout_queue",  [PHASE_PARKED] = "timeout_queue",       [PHASE_PREFILL] = "timeout_prefill",
+        [PHASE_PAIRING] = "timeout_handoff", [PHASE_RENDEZVOUS] = "timeout_handoff", [PHASE_SENDING] = "timeout_first_token",
         [PHASE_RELAYING] = "timeout_stall",
     };
     if (r->telemetry) r->telemetry->timeout = total ? "timeout_total" : names[r->phase];

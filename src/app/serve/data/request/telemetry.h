@@ -21,7 +21,7 @@
 
 struct attempt;
 
-enum { NOTED_PATH_MAX = 1024 };
+enum { TELEMETRY_PATH_MAX = 1024 };
 
 /* How a request has ended. Text, as the access log tells it. */
 #define ENDING_OK          "ok"

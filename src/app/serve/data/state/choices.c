@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* What choices were worth, and the advice that follows from the last minute: choices.h. No state, no lock. */
 #include "app/serve/data/state/choices.h"
 
 #include <stdarg.h>

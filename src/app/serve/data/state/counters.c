@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The histograms of the router: any thread adds, the scrape reads. */
+/* Buckets of the data plane's histograms: data/state/counters.h. */
 #include "app/serve/data/state/counters.h"
 
 void data_counters_init(struct data_counters *m)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Counters and histograms of two legs: common/leg_counts.h. */
+/* Counters and histograms of two legs: data/state/leg_counts.h. */
 #include "app/serve/data/state/leg_counts.h"
 
 #include "wire/prom_page.h"

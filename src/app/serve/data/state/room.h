@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The state of this room; its files alone see it. */
+/*
+ * The state of the data plane (data_plane.h), which the room's own files alone see: the loops, and what is kept of requests. A request
+ * reaches it by data_of(). Threads: what a member's own header says; loops, loops_n and what is below the room do not change while loops
+ * run.
+ */
 #ifndef KVR_SERVE_DATA_ROOM_H
 #define KVR_SERVE_DATA_ROOM_H
 

@@ -19,7 +19,7 @@ static void hold(struct attempt *a)
 {
     account_prompt_is_computed(a->request->legs->prefill);
     kvr_buf_add(&a->held, a->bytes, a->bytes_n);
-    if (a->held.len >= MEETING_HELD_MAX) attempt_pause(a);
+    if (a->held.len >= RENDEZVOUS_HELD_MAX) attempt_pause(a);
 }
 
 /* An error that is the client's own needs no prompt. */

@@ -2,7 +2,7 @@
 /*
  * MEETING: both legs of a request are sent at once, to engines that find each other by what the bodies say (transfer.h). What comes of the
  * decode worker's answer is held back until the prefill worker has ended well, which is the commit point: an engine may generate nonsense
- * from a prompt that was never computed to its end. At most MEETING_HELD_MAX bytes are held; then the decode worker is not read on.
+ * from a prompt that was never computed to its end. At most RENDEZVOUS_HELD_MAX bytes are held; then the decode worker is not read on.
  *
  *     both are sent --> P ends well --> SENDING: what is held goes on as an attempt's answer does, and so does what follows
  *          |  |  '----- P fails ------> D is closed in the same turn; both legs anew, with other ids
@@ -18,7 +18,7 @@
 
 #include "app/serve/data/request/request.h"
 
-enum { MEETING_HELD_MAX = 256 << 10 };
+enum { RENDEZVOUS_HELD_MAX = 256 << 10 };
 
 /* then: what is told of the attempt whose answer is the client's. */
 enum outcome rendezvous_begin(struct request *r, void (*then)(struct attempt *a, enum outcome o));

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Around what an engine says of itself: whether it is asked, what its worker begins with until it has answered, what /workers shows of the
- * answer. What is made of an answer is in learn.c. */
+/*
+ * What is learnt of a worker from its engine, before and after the asking (learn.h): whether its engine is asked at all, what the worker
+ * begins with until it has answered, and what /workers shows of the answer. Who asks is engine_survey.c; what is made of the answer,
+ * learn.c. Main loop.
+ */
 #include <string.h>
 
 #include "app/serve/common/clock.h"

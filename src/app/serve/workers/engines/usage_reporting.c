@@ -21,12 +21,12 @@ static const char *flag_of(const struct worker *w)
     return w->learnt.facts.engine == KVR_FACT_VLLM ? vllm : "--enable-prompt-tokens-details (vLLM) or --enable-cache-report (SGLang)";
 }
 
-bool usage_reporting_note(struct workers *ws, struct worker *w, const struct answer_telling *a)
+bool usage_reporting_note(struct workers *ws, struct worker *w, const struct answer_report *a)
 {
     uint32_t form = UINT32_C(1) << a->form;
     bool say = false;
     kvr_lock(&ws->lock);
-    struct telling *t = &w->telling;
+    struct usage_reporting *t = &w->usage_reporting;
     if (a->told && !(t->forms & form)) {
         t->forms |= form;
         t->silent = 0;
@@ -44,13 +44,13 @@ bool usage_reporting_note(struct workers *ws, struct worker *w, const struct ans
 
 void usage_reporting_forget_locked(struct worker *w, bool restarted)
 {
-    w->telling.forms = 0;
-    if (restarted) w->telling.silent = 0;
+    w->usage_reporting.forms = 0;
+    if (restarted) w->usage_reporting.silent = 0;
 }
 
 void usage_reporting_write_locked(const struct worker *w, struct kvr_buf *b)
 {
-    bool silent = w->telling.silent >= SILENT_MIN;
-    kvr_json_put_str(b, "cached_tokens", silent ? "left out" : w->telling.forms ? "told" : "not told yet");
+    bool silent = w->usage_reporting.silent >= SILENT_MIN;
+    kvr_json_put_str(b, "cached_tokens", silent ? "left out" : w->usage_reporting.forms ? "told" : "not told yet");
     if (silent) kvr_json_put_str(b, "cached_tokens_flag", flag_of(w));
 }

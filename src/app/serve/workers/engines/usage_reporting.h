@@ -10,12 +10,12 @@
 struct workers;
 struct worker;
 
-struct answer_telling {
+struct answer_report {
     unsigned form;       /* of the answer, below 32 */
     bool told, sure_hit; /* a part of the prompt was cached for sure */
 };
 /* The answer of a request that has the worker. Returns: whether its cached tokens are known; those that it does not tell are 0 then. */
-bool usage_reporting_note(struct workers *ws, struct worker *w, const struct answer_telling *a);
+bool usage_reporting_note(struct workers *ws, struct worker *w, const struct answer_report *a);
 void usage_reporting_forget_locked(struct worker *w, bool restarted); /* not restarted: its cache is another */
 void usage_reporting_write_locked(const struct worker *w, struct kvr_buf *b);
 

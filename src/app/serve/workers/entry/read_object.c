@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The worker object of the selection service's API, as bodies of the admin port and discoveries have it. */
+/*
+ * A worker as JSON, the worker object of the selection service's API: read from bodies of the admin port and from the registry in NATS.
+ * admin/worker_object.c writes it. The members are written over a struct worker_spec, so that PATCH changes what it names. Main loop.
+ */
 #include <string.h>
 
 #include "app/serve/common/members.h"

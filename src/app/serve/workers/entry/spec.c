@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A worker as --worker has it: its URL and key=value after it. */
+/*
+ * A worker as --worker and lines of discovery have it: its URL, and key=value after it. One table of keys (with those of table/kv_keys.c);
+ * the result is a struct worker_spec that is in no table yet. Pure functions, but that keys and certificates are read from files.
+ */
 #include <string.h>
 
 #include "app/serve/workers/entry/worker_key.h"

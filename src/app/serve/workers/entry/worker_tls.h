@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * How a worker with an https:// address is believed, where its entry says it: keys tls-ca, tls-cert, tls-key, tls-server-name, tls-verify
- * of
- * --worker, members tls_ca, tls_cert, tls_key, tls_server_name, tls_verify of a worker object. Without any of them it is as --tls-ca,
+ * of --worker, members tls_ca, tls_cert, tls_key, tls_server_name, tls_verify of a worker object. Without any of them it is as --tls-ca,
  * --outgoing-tls-cert and --outgoing-tls-key say. Any thread.
  */
 #ifndef KVR_SERVE_WORKER_TLS_H

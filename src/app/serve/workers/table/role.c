@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Names of roles: role.h. */
 #include "app/serve/workers/table/role.h"
 
 #include <string.h>

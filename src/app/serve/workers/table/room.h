@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The state of this room; its files alone see it. */
+/*
+ * The state of the room of workers (workers.h), which its own files alone see, in the order of the folders: the table, partitions, views,
+ * and what single files own. A member says whose it is: under the table's lock, the main loop's, the ingest thread's, or atomic.
+ */
 #ifndef KVR_SERVE_WORKERS_ROOM_H
 #define KVR_SERVE_WORKERS_ROOM_H
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A worker: what its entry says (spec.c, read_object.c), what is known of it (learnt.h, engine_load.h), how it stands (availability.c), and
- * the table of all (table.c; workers.c adds and removes).
+ * A worker: what its entry says (entry/spec.c, entry/read_object.c), what is learnt of it (learn.h) and of its load
+ * (engines/engine_load.h), how it stands (engines/availability.c), and the table of all (table.c; workers.c adds and removes).
  *
  * Threads: the main loop changes the table; all of it is under the table's lock but what is atomic. As nobody else changes which workers
  * there are, the main loop goes through them without the lock and takes it for one worker at a time, so that a page about thousands of
@@ -73,7 +73,7 @@ struct learnt {
 };
 
 /* usage_reporting.c */
-struct telling {
+struct usage_reporting {
     uint32_t forms;  /* since its start: those of answers that have told */
     unsigned silent; /* answers that had to tell, and did not */
 };
@@ -114,9 +114,9 @@ struct worker {
     char recover[240]; /* URL for all ranks; "" = none */
     char taints[TAINTS_MAX][64];
     size_t taints_n;
-    char api_key[API_KEY_MAX];     /* "": none; worker_key.c */
-    struct telling telling;        /* cached tokens */
-    char metrics[METRICS_URL_MAX]; /* URL of its engine's metrics; "" = none. This and below: engine_load.c */
+    char api_key[API_KEY_MAX];              /* "": none; worker_key.c */
+    struct usage_reporting usage_reporting; /* cached tokens */
+    char metrics[METRICS_URL_MAX];          /* URL of its engine's metrics; "" = none. This and below: engine_load.c */
     uint64_t learnt_kv_blocks;
     const char *metrics_error; /* static; NULL: none */
     struct kvr_endpoint endpoint;

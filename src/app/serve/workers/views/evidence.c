@@ -38,6 +38,7 @@
 
 #include "app/serve/common/clock.h"
 #include "app/serve/workers/engines/usage_reporting.h"
+#include "app/serve/workers/table/room.h"
 #include "app/serve/workers/views/watches.h"
 #include "base/lock.h"
 #include "base/log.h"

@@ -3,7 +3,7 @@
 #ifndef KVR_SERVE_EVIDENCE_H
 #define KVR_SERVE_EVIDENCE_H
 
-#include "app/serve/workers/table/room.h"
+#include "app/serve/workers/table/worker.h"
 #include "wire/openai.h"
 
 struct kvr_prom_page;

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* What is known of a rank's lower tiers: tiers.h. */
 #include "app/serve/workers/views/tiers.h"
 
 enum kvr_view_knowledge tier_knowledge(const struct kvr_tier_status *t, enum kvr_view_knowledge view)

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Blocks that somebody waits for, and how many a rank removed, each in a map under one lock: watches.h. */
 #include "app/serve/workers/views/watches.h"
 
 #include <pthread.h>
