@@ -20,6 +20,14 @@ def test_help_of_each_command(command):
     assert r.returncode == 0 and "--" in r.stdout and "default" in r.stdout
 
 
+def test_help_is_that_of_the_file():
+    folder = os.path.join(os.path.dirname(__file__), "../../src/cli/help")
+    for name in sorted(os.listdir(folder)):
+        text = open(os.path.join(folder, name), encoding="utf-8").read().split("\n", 1)[1]
+        said = run(name.removesuffix(".txt"), "--help").stdout
+        assert text.startswith("usage: ") and (said == text or said.startswith(text + "\nOptions (")), name
+
+
 def test_help_lists_commands():
     r = run("help")
     assert r.returncode == 0 and all(c in r.stdout for c in ("serve", "select", "indexer", "mock", "replay", "hash"))
