@@ -25,22 +25,7 @@ struct options {
     double tell_ms, stall_weight, transfer_bytes, queue_frac, prefill_load_scale;
 };
 
-static const char usage[] =
-    "usage: bench_sim [--scenes NAME,...] [--policies NAME,...] [--seeds N] [--first SEED] [--trace FILE]\n"
-    "                 [--routers N] [--tell-ms MS] [--threads N] [--form rows|columns|treatments|tenants]\n"
-    "                 [--stall-weight W] [--transfer-bytes PER_SECOND] [--queue-frac SHARE]\n"
-    "                 [--prefill-load-scale X]\n\n"
-    "Prints a table of Markdown. Times are milliseconds, +- is a 95 %% interval over seeds. The last columns compare\n"
-    "within each seed with the policy of the least mean time to the first token. --form columns: a row for each scene,\n"
-    "mean and p99 of the time to the first token and the median of the whole. Scenes that replay a trace are left out\n"
-    "without --trace. --form treatments: one leg or two, by default with the scenes and policies that are listed last;\n"
-    "good answers a second (those within the scene's limits), time to the first token, time between tokens (p50 / p99),\n"
-    "whole requests; then the policies after the first two against the better of these, within each seed.\n"
-    "--form tenants: what a flood of one tenant does to the time to the first token of another: mean, p50, p99 (against\n"
-    "alone, within each seed), and the flood's requests a second; by default with the scenes and policies of tenants.\n"
-    "--queue-frac: a rank is busy with more prompt tokens than this share of a pass.\n"
-    "--prefill-load-scale: of auto and linear, in place of 1.\n"
-    "--stall-weight is that of least_delay, --transfer-bytes the speed of each worker's link.\n\n";
+extern const char bench_sim_help[]; /* help/bench_sim.txt */
 
 static void list_scenes(const struct sim_scene *list, size_t n)
 {
@@ -50,7 +35,7 @@ static void list_scenes(const struct sim_scene *list, size_t n)
 
 static int help(void)
 {
-    printf(usage);
+    puts(bench_sim_help);
     list_scenes(sim_scenes, sim_scenes_n);
     for (size_t i = 0; i < sim_policies_n; i++)
         printf("  %-16s %s\n", sim_policy_name(sim_policy_at(i)), sim_policy_meaning(sim_policy_at(i)));

@@ -10,19 +10,10 @@
 
 #include "base/base.h"
 #include "cli/commands.h"
+#include "cli/help.h"
 #include "cli/log_options.h"
 #include "cli/serve_cli.h"
 #include "wire/yaml_map.h"
-
-static const char usage[] =
-    "usage: kvroute check [options] FILE...\n\n"
-    "Checks files that kvroute serve reads, by the same code and without starting anything: no port is opened, nobody is connected to.\n"
-    "Everything that is wrong is said on stderr, FILE:LINE: KEY: what is wrong, and what is allowed; what the files say, in short and\n"
-    "without secrets, on stdout. Of a configuration the files that it names are checked too: certificates and keys, API keys, models,\n"
-    "queue classes, the discovery file. Flags and variables of a command line do not count here; kvroute serve --check looks at those.\n\n"
-    "  --kind KIND        what the files are, when their keys do not tell: config (--config of serve), models (--models-file),\n"
-    "                     keys (--api-key-file) or policy (--router-policy-config)\n" LOG_USAGE "  --help\n\n"
-    "Exit status: 0 nothing is wrong, 1 something is, 2 bad usage or a file that cannot be read or told.\n";
 
 #define KINDS "config|models|keys|policy"
 enum kind { KIND_CONFIG, KIND_MODELS, KIND_KEYS, KIND_POLICY };
@@ -201,7 +192,7 @@ int cmd_check(int argc, char **argv)
     struct given given = {0};
     int o, at = 0, kind = -1;
     while ((o = getopt_long(argc, argv, "h", rows, &at)) != -1) {
-        if (o == 'h') return fputs(usage, stdout) < 0;
+        if (o == 'h') return fputs(help_check, stdout) < 0;
         if (o == 'L') {
             if (log_from_flag("check", rows[at].name, optarg)) return 2;
         } else if (o != 'k') {

@@ -6,28 +6,8 @@
 
 #include "app/doctor/doctor.h"
 #include "cli/commands.h"
+#include "cli/help.h"
 #include "cli/log_options.h"
-
-static const char usage[] =
-    "usage: kvroute doctor [options] URL[,key=value...]...\n\n"
-    "Looks for every known cause of silent cache misses and prints one line for each check: ok, problem or unknown, and what to do.\n"
-    "A URL is a router's admin or data port, a selection service, an indexer, a sidecar (kvroute publish) or an engine. An\n"
-    "engine is asked for its block size, its events and its ranks; keys are for one that does not tell: events=tcp://host:port,\n"
-    "replay=tcp://host:port, recover=URL, block-size=N, model=NAME, dp-start=N, dp-size=N.\n"
-    "Doctor sends a few short prompts of random words to the engines it examines.\n\n"
-    "  --json             one JSON object instead of lines\n"
-    "  --quiet            leave out what is ok\n"
-    "  --no-probe         send no prompts: only look\n"
-    "  --api-key KEY      bearer token for the URLs that are given\n"
-    "  --api-key-file F   the same from a file, its first key\n"
-    "  --tls-ca FILE      certificates (PEM) that sign those of https targets; default: the system's\n"
-    "  --engine-api-key KEY  bearer token for engines that a router lists\n"
-    "  --tokenizer-dir [MODEL=]DIR  the folder of a model, or of all: are its token ids the engines'? Repeatable; without\n"
-    "                     it the `root` that an engine tells, where that is on this machine and the library is there\n"
-    "  --tokenizer-lib F  libkvr_tokenizer.so; default: beside the program, in ../lib/kvroute, where it was installed\n"
-    "  --tokenizer-profile JSON  what the engines do with a chat before its template; default: all profiles are tried\n"
-    "  --timeout SECONDS  for one HTTP answer; default 30\n" LOG_USAGE "  --help\n\n"
-    "Exit status: 0 nothing found, 1 a problem was found, 2 bad usage or a target that cannot be examined.\n";
 
 int cmd_doctor(int argc, char **argv)
 {
@@ -67,7 +47,7 @@ int cmd_doctor(int argc, char **argv)
         } else if (c == 't') o.timeout = strtod(optarg, &end);
         else if (c == 'L') {
             if (log_from_flag("doctor", rows[at].name, optarg)) return 2;
-        } else if (c == 'h') return fputs(usage, stdout) < 0;
+        } else if (c == 'h') return fputs(help_doctor, stdout) < 0;
         else return 2;
     }
     if (end && (*end || o.timeout <= 0 || o.timeout > 3600)) {

@@ -3,6 +3,7 @@
 
 #include "app/hash/hash.h"
 #include "cli/commands.h"
+#include "cli/help.h"
 #include "cli/log_options.h"
 #include "cli/options.h"
 
@@ -26,15 +27,10 @@ static const struct option_row rows[] = {
     LOG_ROWS(AT(log)),
 };
 
-static const char usage[] = "usage: kvroute hash --block-size N --tokens 1,2,3 [--lora-name X] [--cache-salt Y]\n"
-                            "       kvroute hash --block-size N --tokenizer-dir DIR --text TEXT|--messages FILE\n\n"
-                            "Prints {\"block_size\":N,\"token_ids\":[...],\"local_hashes\":[...],\"sequence_hashes\":[...]}, unsigned "
-                            "decimals.\n";
-
 int cmd_hash(int argc, char **argv)
 {
     struct hash_options o = {0};
-    int rc = options_parse(usage, rows, sizeof rows / sizeof *rows, argc, argv, &o, NULL);
+    int rc = options_parse(help_hash, rows, sizeof rows / sizeof *rows, argc, argv, &o, NULL);
     if (rc == 0) rc = hash_main(&o);
     else if (rc == 1) rc = 0;
     options_free(rows, sizeof rows / sizeof *rows, &o, NULL);

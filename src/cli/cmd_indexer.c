@@ -7,6 +7,7 @@
 
 #include "app/indexer/indexer.h"
 #include "cli/commands.h"
+#include "cli/help.h"
 #include "cli/log_options.h"
 #include "cli/options.h"
 #include "cli/plane_rows.h"
@@ -102,11 +103,6 @@ static const struct option_row rows[] = {
     LOG_ROWS(AT(log)),
 };
 
-static const char usage[] =
-    "usage: kvroute indexer [options]\n\n"
-    "Follows the KV events of engines and answers who holds which blocks: POST /register a worker, POST /query tokens.\n"
-    "The API is that of Dynamo's standalone indexer. SIGTERM exits with 0.\n";
-
 static bool is_truthy(const char *s)
 {
     return s && (strcmp(s, "1") == 0 || strcasecmp(s, "true") == 0 || strcasecmp(s, "yes") == 0 || strcasecmp(s, "on") == 0);
@@ -141,7 +137,7 @@ static int cross_checks(const struct indexer_options *o)
 int cmd_indexer(int argc, char **argv)
 {
     struct indexer_cli cli = {0};
-    int rc = options_parse(usage, rows, sizeof rows / sizeof *rows, argc, argv, &cli, NULL);
+    int rc = options_parse(help_indexer, rows, sizeof rows / sizeof *rows, argc, argv, &cli, NULL);
     bool helped = rc == 1;
     if (rc == 0) rc = cross_checks(&cli.o);
     if (rc == 0) {

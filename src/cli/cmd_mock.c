@@ -3,6 +3,7 @@
 #include "app/mock/kv.h"
 #include "app/mock/mock.h"
 #include "cli/commands.h"
+#include "cli/help.h"
 
 #define OPTIONS struct mock_options
 #include "cli/log_options.h"
@@ -94,10 +95,6 @@ static const struct option_row rows[] = {
     LOG_ROWS(AT(log)),
 };
 
-static const char usage[] =
-    "usage: kvroute mock [options]\n\n"
-    "A mock engine with vLLM's HTTP surface, a real prefix cache and a timing model. Tokens are bytes, or those of --tokenizer-dir.\n";
-
 /* A side of an SGLang is told which one it is when it starts. */
 static int check_sglang(struct mock_options *o)
 {
@@ -110,7 +107,7 @@ static int check_sglang(struct mock_options *o)
 int cmd_mock(int argc, char **argv)
 {
     struct mock_options o = {0};
-    int rc = options_parse(usage, rows, sizeof rows / sizeof *rows, argc, argv, &o, NULL);
+    int rc = options_parse(help_mock, rows, sizeof rows / sizeof *rows, argc, argv, &o, NULL);
     if (rc == 0 && !o.tls_cert != !o.tls_key) {
         kvr_log_error("kvroute mock: tls-cert and tls-key: one is missing; allowed: both or none");
         rc = 2;

@@ -2,6 +2,7 @@
 
 #include "app/publish/publish.h"
 #include "cli/commands.h"
+#include "cli/help.h"
 
 #define OPTIONS struct publish_options
 #include "cli/log_options.h"
@@ -49,14 +50,10 @@ static const struct option_row rows[] = {
     LOG_ROWS(AT(log)),
 };
 
-static const char usage[] = "usage: kvroute publish [options]\n\n"
-                            "Runs beside one engine: takes its KV events, keeps what it holds, publishes the events again and answers\n"
-                            "GET /kv_recover, so that a router that has lost events can be told everything.\n";
-
 int cmd_publish(int argc, char **argv)
 {
     struct publish_options o = {0};
-    int rc = options_parse(usage, rows, sizeof rows / sizeof *rows, argc, argv, &o, NULL);
+    int rc = options_parse(help_publish, rows, sizeof rows / sizeof *rows, argc, argv, &o, NULL);
     if (rc == 0) rc = publish_main(&o);
     else if (rc == 1) rc = 0;
     options_free(rows, sizeof rows / sizeof *rows, &o, NULL);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "app/replay/replay.h"
 #include "cli/commands.h"
+#include "cli/help.h"
 
 #define OPTIONS struct replay_options
 #include "cli/log_options.h"
@@ -62,18 +63,10 @@ static const struct option_row rows[] = {
     LOG_ROWS(AT(log)),
 };
 
-static const char usage[] =
-    "usage: kvroute replay --trace FILE|synthetic|--workload NAME --url http://127.0.0.1:8080 [options]\n"
-    "       kvroute replay --offline --trace FILE|--workload NAME [--workers N] [--num-gpu-blocks B] [options]\n\n"
-    "Prints TTFT, ITL and end-to-end percentiles, throughput, the cached-token ratio and the spread over workers.\n"
-    "Exit code 0 when every request succeeded, 1 otherwise.\n\n"
-    "With --offline: what each routing policy would do with these requests, which is best, and what a quarter more\n"
-    "cache or one more worker would bring. docs/simulation.md says what is simulated and what is not.\n";
-
 int cmd_replay(int argc, char **argv)
 {
     struct replay_options o = {0};
-    int rc = options_parse(usage, rows, sizeof rows / sizeof *rows, argc, argv, &o, NULL);
+    int rc = options_parse(help_replay, rows, sizeof rows / sizeof *rows, argc, argv, &o, NULL);
     if (rc == 0) rc = replay_main(&o);
     else if (rc == 1) rc = 0;
     options_free(rows, sizeof rows / sizeof *rows, &o, NULL);

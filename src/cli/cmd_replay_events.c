@@ -8,23 +8,8 @@
 #include "app/events/events.h"
 #include "base/base.h"
 #include "cli/commands.h"
+#include "cli/help.h"
 #include "cli/log_options.h"
-
-static const char usage[] =
-    "usage: kvroute replay-events FILE... --check\n"
-    "       kvroute replay-events FILE... --to URL [--model-name NAME] [--routing-group NAME] --block-size N\n\n"
-    "Replays recordings of KV events (--record-events), oldest file first.\n\n"
-    "  --check            rebuild an index from them and validate it\n"
-    "  --to URL           send them to an indexer that was started with --accept-events\n"
-    "  --model-name NAME  partition there; default: default\n"
-    "  --routing-group NAME\n"
-    "  --block-size N     tokens per KV block of what was recorded; default 16\n"
-    "  --timed            at the times they were recorded; else as fast as possible\n"
-    "  --max-count N      at most N events\n"
-    "  --max-time SECONDS stop after that long\n"
-    "  --api-key KEY      bearer token of the indexer\n" LOG_USAGE "  --help\n\n"
-    "Exit status: 0; 1 there were bad lines, events that could not be applied, or the index is not valid; 2 bad usage, no such file or\n"
-    "no such target.\n";
 
 static int bad_value(const char *flag, const char *allowed)
 {
@@ -58,7 +43,7 @@ int cmd_replay_events(int argc, char **argv)
         else if (c == 'g') o.group = optarg;
         else if (c == 'T') o.timed = true;
         else if (c == 'k') o.key = optarg;
-        else if (c == 'h') return fputs(usage, stdout) < 0;
+        else if (c == 'h') return fputs(help_replay_events, stdout) < 0;
         else if (c == 'L') {
             if (log_from_flag("replay-events", rows[at].name, optarg)) return 2;
         } else if (c == 'b') {

@@ -4,6 +4,7 @@
 
 #include "app/serve/serve.h"
 #include "cli/commands.h"
+#include "cli/help.h"
 #include "cli/log_options.h"
 #include "cli/options.h"
 #include "cli/plane_rows.h"
@@ -377,16 +378,6 @@ static const struct option_row select_rows[] = {
     LOG_ROWS(AT(log)),
 };
 
-static const char serve_usage[] =
-    "usage: kvroute serve --worker URL[,key=value...] [options]\n\n"
-    "Routes OpenAI requests to the worker that will serve them soonest: by what its KV cache holds and how loaded it is.\n"
-    "SIGTERM drains and exits with 0.\n";
-
-static const char select_usage[] =
-    "usage: kvroute select [options]\n\n"
-    "Chooses workers over HTTP for those who keep their own gateway: register workers, select, reserve, report, release.\n"
-    "SIGTERM exits with 0.\n";
-
 const struct option_row *serve_cli_rows(size_t *n)
 {
     *n = sizeof serve_rows / sizeof *serve_rows;
@@ -426,11 +417,11 @@ static int run(const char *usage, const struct option_row *rows, size_t n, int a
 int cmd_serve(int argc, char **argv)
 {
     struct serve_cli cli = {0};
-    return run(serve_usage, serve_rows, sizeof serve_rows / sizeof *serve_rows, argc, argv, &cli);
+    return run(help_serve, serve_rows, sizeof serve_rows / sizeof *serve_rows, argc, argv, &cli);
 }
 
 int cmd_select(int argc, char **argv)
 {
     struct serve_cli cli = {.o = {.select_only = true, .health_interval = 5}};
-    return run(select_usage, select_rows, sizeof select_rows / sizeof *select_rows, argc, argv, &cli);
+    return run(help_select, select_rows, sizeof select_rows / sizeof *select_rows, argc, argv, &cli);
 }

@@ -25,11 +25,6 @@
             "the least important lines that are written", NULL, NULL                                                                       \
     }
 
-/* Their lines in the help of a program without a table. */
-#define LOG_USAGE                                                                                                                          \
-    "  --log-format text|json\n"                                                                                                           \
-    "  --log-level error|warning|info|debug\n"
-
 /* KVROUTE_LOG_FORMAT and KVROUTE_LOG_LEVEL. Returns: 0; 2 a value is bad, which the log says. */
 int log_from_environment(void);
 /* `value` of a flag without its dashes, "log-format" or "log-level". Returns: the same. */

@@ -2,6 +2,7 @@
 """Command line: help, errors that name the key, configuration precedence, hash vectors."""
 import json
 import os
+import re
 import socket
 import subprocess
 
@@ -18,6 +19,21 @@ def run(*args, env=None, timeout=30):
 def test_help_of_each_command(command):
     r = run(command, "--help")
     assert r.returncode == 0 and "--" in r.stdout and "default" in r.stdout
+
+
+def test_help_is_that_of_the_file():
+    folder = os.path.join(os.path.dirname(__file__), "../../src/cli/help")
+    for name in sorted(os.listdir(folder)):
+        text = open(os.path.join(folder, name), encoding="utf-8").read().split("\n", 1)[1]
+        said = run(name.removesuffix(".txt"), "--help").stdout
+        assert text.startswith("usage: ") and (said == text or said.startswith(text + "\nOptions (")), name
+
+
+def test_help_without_a_table_has_the_log_options_of_the_tables():
+    rows = re.findall(r"--(?:log-format|log-level) \S+", run("serve", "--help").stdout)
+    assert len(rows) == 2
+    for command in ("check", "doctor", "replay-events"):
+        assert re.findall(r"--(?:log-format|log-level) \S+", run(command, "--help").stdout) == rows, command
 
 
 def test_help_lists_commands():

@@ -29,7 +29,8 @@
 #include "wire/index_service.h"
 #include "wire/prompt_question.h"
 
-extern const char admin_page[]; /* page.c */
+/* page.html: no outside resources; it reads /status every two seconds, with the key that is typed in when there are keys. */
+extern const char admin_page[];
 
 /* ---- answers ----------------------------------------------------------------------------------------- */
 

@@ -15,7 +15,8 @@
  *   models_route.c   /models_config
  *   reload.c         /reload, SIGHUP, --watch-files
  *   tracker.c        the slot tracker's /register, /add, /free ...
- *   metrics.c        /metrics; page.c  the page
+ *   metrics.c        /metrics
+ *   page.html        the page
  */
 #ifndef KVR_SERVE_ADMIN_ROOM_H
 #define KVR_SERVE_ADMIN_ROOM_H
