@@ -187,6 +187,7 @@ def test_doctor_says_which_tiers_events_tell_of(start, form):
     s = start(Serve, [m], "--block-size", BS)
     for prompt in conversations(random.Random(7), 30, 2):
         s.complete(prompt, max_tokens=1, model="mock")
+        hears_all(s, m)
     for target in (f"http://127.0.0.1:{s.admin}", m.spec(f",block-size={BS}")):
         tiers, problems = doctor(target)
         assert not problems and "host_pinned" in tiers["ok"]["detail"], (tiers, problems)

@@ -174,21 +174,19 @@ static size_t partitions_of(const struct rooms *r)
 
 static void tell(const struct rooms *r, const struct serve_check_ear *ear)
 {
-    static const char *const finders[] = {"", ", more by discovery from a file", ", more by discovery from DNS",
-                                          ", more by discovery from NATS"};
     const struct serve_options *o = r->process.o;
     size_t pools = partitions_of(r);
     char what[512];
     snprintf(what, sizeof what, "%s%s", o->config ? o->config : o->select_only ? "select" : "serve", o->config ? ": config" : "");
     if (o->select_only) {
         fact(ear, "%s: %s on %s:%llu, mode %s", what, config_admin_tls(r->config) ? "https" : "http", o->admin_host,
-             (unsigned long long)o->admin_port, serve_mode_name(o));
+             (unsigned long long)o->admin_port, router_mode_name(o->mode));
         return;
     }
     fact(ear, "%s: %zu worker%s in %zu pool%s%s; data on %s:%llu%s, admin on %s:%llu%s; mode %s", what, workers_count(r->workers),
-         plural(workers_count(r->workers)), pools, plural(pools), finders[o->discovery], o->host, (unsigned long long)o->port,
+         plural(workers_count(r->workers)), pools, plural(pools), discovery_words(o), o->host, (unsigned long long)o->port,
          config_tls(r->config) ? " (https)" : "", o->admin_host, (unsigned long long)o->admin_port,
-         config_admin_tls(r->config) ? " (https)" : "", serve_mode_name(o));
+         config_admin_tls(r->config) ? " (https)" : "", router_mode_name(o->mode));
 }
 
 void serve_check(const struct serve_options *o, const struct serve_check_ear *ear)

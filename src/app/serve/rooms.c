@@ -152,9 +152,3 @@ int rooms_add_worker(struct rooms *r, const struct kvr_entry *e, uint64_t place,
     snprintf(err, cap, "%s: %s", name, why);
     return -1;
 }
-
-const char *serve_mode_name(const struct serve_options *o)
-{
-    static const char *const modes[] = {"kv", "round-robin", "random", "least-loaded", "direct"};
-    return modes[o->mode];
-}

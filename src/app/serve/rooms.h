@@ -29,6 +29,5 @@ bool rooms_create(struct rooms *r, const struct serve_options *o);
 void rooms_destroy(struct rooms *r); /* nothing of them runs any more */
 /* A worker of --worker, at that place from 1. Returns: 0, or -1 with the reason in err. */
 int rooms_add_worker(struct rooms *r, const struct kvr_entry *e, uint64_t place, char *err, size_t cap);
-const char *serve_mode_name(const struct serve_options *o);
 
 #endif

@@ -197,12 +197,12 @@ static void announce(const struct serve *s)
     const struct rooms *r = &s->rooms;
     const char *admin = config_admin_tls(r->config) ? "https" : "http", *caches = views_run(r->workers) ? "KV events" : "predicted cache";
     if (s->o->select_only)
-        printf("kvroute select: on %s://%s:%u/, mode %s, %s\n", admin, s->o->admin_host, admin_port(r->admin), serve_mode_name(s->o),
+        printf("kvroute select: on %s://%s:%u/, mode %s, %s\n", admin, s->o->admin_host, admin_port(r->admin), router_mode_name(s->o->mode),
                caches);
     else
         printf("kvroute serve: data on %s%s:%u, admin on %s://%s:%u/, mode %s, %s, %zu worker(s)\n",
                config_tls(r->config) ? "https://" : "", s->o->host, data_plane_port(r->data), admin, s->o->admin_host, admin_port(r->admin),
-               serve_mode_name(s->o), caches, workers_count(r->workers));
+               router_mode_name(s->o->mode), caches, workers_count(r->workers));
     fflush(stdout);
 }
 

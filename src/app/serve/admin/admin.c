@@ -44,10 +44,9 @@ static void admin_refuse(struct kvr_http_conn *c, const struct kvr_access_refusa
 
 static void status_write(struct admin *admin, struct kvr_buf *b)
 {
-    static const char *const modes[] = {"kv", "round-robin", "random", "least-loaded", "direct"};
     kvr_json_open(b, '{');
     kvr_json_put_str(b, "version", kvr_version());
-    kvr_json_put_str(b, "mode", modes[workers_mode(admin->workers)]);
+    kvr_json_put_str(b, "mode", router_mode_name(workers_mode(admin->workers)));
     kvr_json_key(b, "overlap_score_credit");
     kvr_json_double(b, admin->o->overlap_credit);
     kvr_json_key(b, "prefill_load_scale");
@@ -71,21 +70,15 @@ static void status_write(struct admin *admin, struct kvr_buf *b)
 
 static void set_mode(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
 {
-    static const char *const modes[] = {"kv", "round-robin", "random", "least-loaded", "direct"};
     const char *v;
     size_t len;
-    bool ok = kvr_json_as_str(kvr_json_get(o, "router_mode"), &v, &len);
-    for (int i = 0; ok && i < 5; i++) {
-        if (strlen(modes[i]) != len || memcmp(modes[i], v, len)) continue;
-        workers_set_mode(admin->workers, i);
-        workers_lock(admin->workers);
-        for (struct partition *p = partitions_first(admin->workers); p; p = p->next)
-            kvr_router_set_mode(p->router, (enum kvr_router_mode)i);
-        workers_unlock(admin->workers);
-        admin_ok(c, 200);
+    int mode = kvr_json_as_str(kvr_json_get(o, "router_mode"), &v, &len) ? router_mode_of(v, len) : -1;
+    if (mode < 0) {
+        admin_error(c, 400, "router_mode must be one of kv, round-robin, random, least-loaded, direct");
         return;
     }
-    admin_error(c, 400, "router_mode must be one of kv, round-robin, random, least-loaded, direct");
+    workers_set_mode(admin->workers, mode);
+    admin_ok(c, 200);
 }
 
 static void validate(struct admin *admin, struct kvr_http_conn *c)

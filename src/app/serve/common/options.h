@@ -14,6 +14,10 @@
 
 enum serve_tokenizer { TOKENIZER_AUTO, TOKENIZER_LOCAL, TOKENIZER_ENGINE, TOKENIZER_BYTES };
 
+/* Of enum kvr_router_mode, as options and bodies name them. */
+const char *router_mode_name(int mode);
+int router_mode_of(const char *name, size_t len); /* -1: none is called so */
+
 /* Queue classes for one model; model "" is the root profile. */
 struct policy_profile {
     char model[128];

@@ -3,13 +3,12 @@
 #include "app/serve/config/model_options.h"
 
 #include <string.h>
+#include <kvroute/router.h>
 
 #include "app/serve/common/options.h"
 #include "base/base.h"
 #include "base/buf.h"
 #include "wire/yaml_map.h"
-
-static const char *const modes[] = {"kv", "round-robin", "random", "least-loaded"};
 
 /* most 0: there is no upper limit. */
 static const struct row {
@@ -35,11 +34,11 @@ static const struct row {
 static int read_mode(const struct kvr_yaml *y, const char *key, const yaml_node_t *v, double *out)
 {
     const char *s = kvr_yaml_text(v);
-    for (size_t i = 0; s && i < KVR_ARRAY_LEN(modes); i++)
-        if (!strcmp(s, modes[i])) {
-            *out = (double)i;
-            return 0;
-        }
+    int mode = s ? router_mode_of(s, strlen(s)) : -1;
+    if (mode >= 0 && mode != KVR_MODE_DIRECT) {
+        *out = mode;
+        return 0;
+    }
     return kvr_yaml_refuse(y, v, key, "kv, round-robin, random or least-loaded is expected");
 }
 
@@ -89,7 +88,7 @@ void model_options_write(const struct model_options *m, struct kvr_buf *b)
     for (size_t i = 0; i < MODEL_OPTIONS_N; i++) {
         if (!model_option_is_set(m, (enum model_option)i)) continue;
         if (i == MODEL_ROUTER_MODE) {
-            kvr_json_put_str(b, rows[i].name, modes[(size_t)m->values[i]]);
+            kvr_json_put_str(b, rows[i].name, router_mode_name((int)m->values[i]));
             continue;
         }
         kvr_json_key(b, rows[i].name);

@@ -12,27 +12,38 @@ struct discovery *discovery_create(struct process *p, struct workers *workers, s
     return d;
 }
 
+/* By --discovery. Each starts by itself, and is found in its member of struct discovery when it runs. */
+static const struct finder {
+    const char *words;
+    int (*check)(struct discovery *d, char *err, size_t cap); /* NULL: nothing is read before the start */
+    int (*start)(struct discovery *d, char *err, size_t cap); /* NULL: nobody looks */
+} finders[] = {
+    [DISCOVERY_STATIC] = {"", NULL, NULL},
+    [DISCOVERY_FILE] = {", more by discovery from a file", discovery_file_check, discovery_file_start},
+    [DISCOVERY_DNS] = {", more by discovery from DNS", discovery_dns_check, discovery_dns_start},
+    [DISCOVERY_NATS] = {", more by discovery from NATS", NULL, discovery_nats_start},
+};
+
+const char *discovery_words(const struct serve_options *o)
+{
+    return finders[o->discovery].words;
+}
+
 int discovery_check(struct discovery *d, char *err, size_t cap)
 {
-    switch (d->o->discovery) {
-    case DISCOVERY_FILE: return discovery_file_check(d, err, cap);
-    case DISCOVERY_DNS: return discovery_dns_check(d, err, cap);
-    default: return 0;
-    }
+    const struct finder *f = &finders[d->o->discovery];
+    return f->check ? f->check(d, err, cap) : 0;
 }
 
 int discovery_start(struct discovery *d, char *err, size_t cap)
 {
+    const struct finder *f = &finders[d->o->discovery];
     if (!found_workers_open(d)) {
         snprintf(err, cap, "out of memory");
         return -1;
     }
-    switch (d->o->discovery) {
-    case DISCOVERY_FILE: d->file = discovery_file_start(d, err, cap); return d->file ? 0 : -1;
-    case DISCOVERY_DNS: d->dns = discovery_dns_start(d, err, cap); return d->dns ? 0 : -1;
-    case DISCOVERY_NATS: d->nats = discovery_nats_start(d, err, cap); return d->nats ? 0 : -1;
-    default: d->settled = true; return 0;
-    }
+    d->settled = !f->start;
+    return f->start ? f->start(d, err, cap) : 0;
 }
 
 int discovery_announce(struct discovery *d, uint16_t admin_port, char *err, size_t cap)

@@ -25,12 +25,14 @@ struct config;
 struct discovery;
 struct peers;
 struct process;
+struct serve_options;
 struct workers;
 
 /* NULL: out of memory */
 struct discovery *discovery_create(struct process *p, struct workers *workers, struct config *config, struct peers *peers);
 /* What start would read, without starting. Returns: 0, or -1 with the reason in err. */
 int discovery_check(struct discovery *d, char *err, size_t cap);
+const char *discovery_words(const struct serve_options *o); /* ", more by discovery from ..."; "": none */
 int discovery_start(struct discovery *d, char *err, size_t cap);
 /* Tells others of this router, whose admin port is open now. Returns: 0, or -1 with the reason in err. */
 int discovery_announce(struct discovery *d, uint16_t admin_port, char *err, size_t cap);

@@ -469,23 +469,24 @@ int discovery_dns_check(struct discovery *room, char *err, size_t cap)
     return rc;
 }
 
-struct discovery_dns *discovery_dns_start(struct discovery *room, char *err, size_t cap)
+int discovery_dns_start(struct discovery *room, char *err, size_t cap)
 {
     struct discovery_dns *d = calloc(1, sizeof *d);
     if (!d || ares_library_init(ARES_LIB_INIT_ALL)) {
         snprintf(err, cap, "out of memory");
         free(d);
-        return NULL;
+        return -1;
     }
     d->discovery = room;
     if (check_options(d, err, cap)) {
         discovery_dns_free(d);
-        return NULL;
+        return -1;
     }
     uv_timer_init(&room->process->main_loop, &d->timer);
     d->timer.data = d;
     uv_timer_start(&d->timer, on_time, 0, 0);
-    return d;
+    room->dns = d;
+    return 0;
 }
 
 void discovery_dns_stop(struct discovery_dns *d)

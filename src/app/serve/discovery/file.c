@@ -117,21 +117,24 @@ int discovery_file_check(struct discovery *d, char *err, size_t cap)
     return rc;
 }
 
-struct discovery_file *discovery_file_start(struct discovery *d, char *err, size_t cap)
+int discovery_file_start(struct discovery *d, char *err, size_t cap)
 {
     char why[1200];
-    if (!d->o->discovery_target && needs_target(err, cap)) return NULL;
+    if (!d->o->discovery_target && needs_target(err, cap)) return -1;
     struct discovery_file *f = calloc(1, sizeof *f);
     if (!f) {
         snprintf(err, cap, "out of memory");
-        return NULL;
+        return -1;
     }
     f->looked_ms = now_ms();
     (void)stat(d->o->discovery_target, &f->last);
-    if (discovery_file_reload(d, f, why, sizeof why) == 0) return f;
+    if (discovery_file_reload(d, f, why, sizeof why) == 0) {
+        d->file = f;
+        return 0;
+    }
     snprintf(err, cap, "--discovery-target: %.1100s", why);
     free(f);
-    return NULL;
+    return -1;
 }
 
 void discovery_file_tick(struct discovery *d, struct discovery_file *f)

@@ -61,17 +61,17 @@ void found_workers_round_ends(struct discovery *d, bool whole);
 int discovery_file_check(struct discovery *d, char *err, size_t cap);
 int discovery_dns_check(struct discovery *d, char *err, size_t cap);
 
-struct discovery_file *discovery_file_start(struct discovery *d, char *err, size_t cap);
+int discovery_file_start(struct discovery *d, char *err, size_t cap);
 void discovery_file_tick(struct discovery *d, struct discovery_file *f);
 int discovery_file_reload(struct discovery *d, struct discovery_file *f, char *err, size_t cap); /* at once */
 void discovery_file_stop(struct discovery_file *f);
 
-struct discovery_dns *discovery_dns_start(struct discovery *d, char *err, size_t cap);
+int discovery_dns_start(struct discovery *d, char *err, size_t cap);
 void discovery_dns_stop(struct discovery_dns *d); /* its handles are closed by the main loop; then it is freed */
 void discovery_dns_free(struct discovery_dns *d);
 void discovery_dns_metrics(const struct discovery_dns *d, struct kvr_prom_page *out);
 
-struct discovery_nats *discovery_nats_start(struct discovery *d, char *err, size_t cap);
+int discovery_nats_start(struct discovery *d, char *err, size_t cap);
 int discovery_nats_announce(struct discovery_nats *n, uint16_t admin_port); /* Returns: 0 or -KVR_E... */
 void discovery_nats_stop(struct discovery_nats *n);
 

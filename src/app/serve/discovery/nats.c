@@ -118,7 +118,7 @@ static void put_own_entry(const struct discovery *room, uint16_t admin_port, cha
     snprintf(out + n, cap - (size_t)n, "}");
 }
 
-struct discovery_nats *discovery_nats_start(struct discovery *room, char *err, size_t cap)
+int discovery_nats_start(struct discovery *room, char *err, size_t cap)
 {
     char scope[96], watch[KVR_REGISTRY_KEY_MAX];
     struct discovery_nats *n = calloc(1, sizeof *n);
@@ -137,11 +137,14 @@ struct discovery_nats *discovery_nats_start(struct discovery *room, char *err, s
         n->discovery = room;
         snprintf(n->own, sizeof n->own, "router.%.90s.%llu", scope, (unsigned long long)(room->process->salt >> 11));
         n->json = kvr_json_parser_new();
-        if (n->json && kvr_registry_open(&rc, &n->registry) == 0) return n;
+        if (n->json && kvr_registry_open(&rc, &n->registry) == 0) {
+            room->nats = n;
+            return 0;
+        }
     }
     snprintf(err, cap, "--discovery nats: out of memory, or built without NATS");
     discovery_nats_stop(n);
-    return NULL;
+    return -1;
 }
 
 int discovery_nats_announce(struct discovery_nats *n, uint16_t admin_port)

@@ -152,13 +152,12 @@ static void end_evidence(struct attempt *a, int status)
 
 static const char *reason_of(const struct attempt *a)
 {
-    static const char *const modes[] = {"kv", "round-robin", "random", "least-loaded", "direct"};
     const struct request *r = a->request;
     const struct data_plane *data = data_of(r);
     if (a->result.pinned) return "pinned";
     if (a->result.preferred) return r->legs && r->legs->chosen ? "local" : "session";
     if (r->token_failed) return "load-tokenize-failed";
-    if (a->mode != KVR_MODE_KV) return modes[a->mode];
+    if (a->mode != KVR_MODE_KV) return router_mode_name((int)a->mode);
     if (r->no_index) return r->part_index ? "index-partial" : "index-unavailable";
     if (!a->result.trusted && views_run(data->workers)) return "untrusted";
     if (r->unplaced) return "load-multimodal";

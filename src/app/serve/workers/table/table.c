@@ -128,6 +128,9 @@ int workers_mode(const struct workers *ws)
 void workers_set_mode(struct workers *ws, int mode)
 {
     atomic_store(&ws->mode, mode);
+    kvr_lock(&ws->lock);
+    for (struct partition *p = ws->partitions; p; p = p->next) kvr_router_set_mode(p->router, (enum kvr_router_mode)mode);
+    kvr_unlock(&ws->lock);
 }
 
 bool workers_have_roles(const struct workers *ws)
