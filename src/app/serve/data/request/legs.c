@@ -144,7 +144,7 @@ struct attempt *legs_computed(const struct request *r)
 
 /* ---- the hand-off object ----------------------------------------------------------------------------- */
 
-bool legs_is_fresh(const struct request *r)
+static bool is_fresh(const struct request *r)
 {
     const struct legs *l = r->legs;
     return l->handed && now_ms() - l->handed_ms < (uint64_t)(FRESH_SHARE * 1000 * l->prefill->worker->kv_lease);
@@ -165,7 +165,7 @@ static bool is_kept(const struct legs *l)
 
 bool legs_is_usable(const struct request *r)
 {
-    return r->legs->handed && (r->legs->protocol == KVR_KV_NONE || (legs_is_fresh(r) && is_kept(r->legs)));
+    return r->legs->handed && (r->legs->protocol == KVR_KV_NONE || (is_fresh(r) && is_kept(r->legs)));
 }
 
 void legs_hand_over(struct request *r)

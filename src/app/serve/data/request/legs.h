@@ -86,8 +86,8 @@ struct kvr_body *legs_prefill_body(struct request *r);
 struct kvr_body *legs_decode_body(struct request *r);
 struct kvr_body *legs_release_body(struct request *r);
 void legs_hand_over(struct request *r);       /* its prefill leg's answer has one */
-bool legs_is_fresh(const struct request *r);  /* is the hand-off object young enough to be used? */
-bool legs_is_usable(const struct request *r); /* and does its prefill worker run still? A shared store needs neither */
+/* Is the hand-off object young enough to be used, and does its prefill worker run still? A shared store needs neither. */
+bool legs_is_usable(const struct request *r);
 void legs_drop_handoff(struct request *r);
 bool legs_may_leak(const struct request *r);      /* a computed prompt may be held for nobody */
 void legs_leak(struct request *r, enum leak why); /* the prefill worker may hold the prompt until its lease is over */

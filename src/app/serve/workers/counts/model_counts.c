@@ -107,7 +107,8 @@ struct model_counts *model_counts_of(struct workers *ws, const char *model)
     return &t->other;
 }
 
-void model_counts_foresee(struct workers *ws)
+/* From then on every model that a worker says it serves has its series, also without a request. */
+static void foresee(struct workers *ws)
 {
     char name[MODEL_MAX], before[MODEL_MAX] = "";
     bool full;
@@ -172,7 +173,7 @@ static void put_ends(void *ctx, const struct model_counts *m)
 
 void model_counts_metrics(struct workers *ws, struct kvr_prom_page *b)
 {
-    model_counts_foresee(ws);
+    foresee(ws);
 #define PUT(field, name, start, factor, n, help)                                                                                           \
     kvr_prom_family(b, "kvroute_", name, "histogram", help);                                                                               \
     model_counts_each(ws, put_time, &(struct row){b, offsetof(struct model_counts, field)});

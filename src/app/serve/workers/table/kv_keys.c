@@ -261,7 +261,8 @@ struct kv_address kv_side_of(const struct worker *w, uint32_t rank)
     return a;
 }
 
-bool kv_reuses_received(const struct worker *w)
+/* May blocks that it has received be reused there? */
+static bool reuses_received(const struct worker *w)
 {
     return w->decode_cache == KVR_UNTOLD ? w->kv_protocol != KVR_KV_SGLANG : w->decode_cache == KVR_TOLD_YES;
 }
@@ -301,5 +302,5 @@ void kv_keys_write(const struct worker *w, struct kvr_buf *b)
     kvr_json_bool(b, worker_takes_whole(w));
     if (w->role != ROLE_DECODE) return;
     kvr_json_key(b, "decode_cache");
-    kvr_json_bool(b, kv_reuses_received(w));
+    kvr_json_bool(b, reuses_received(w));
 }

@@ -53,8 +53,6 @@ struct kv_address kv_bootstrap_of(const struct worker *w);
 struct kv_address kv_side_of(const struct worker *w, uint32_t rank);
 /* "host:port", the host in brackets where it has colons. */
 void kv_address_put(const struct kv_address *a, struct kvr_buf *out);
-/* May blocks that it has received be reused there? */
-bool kv_reuses_received(const struct worker *w);
 /* Appends the members of an object of /workers, for roles other than both. */
 void kv_keys_write(const struct worker *w, struct kvr_buf *out);
 
