@@ -3,6 +3,7 @@
  * The index, inside.
  *
  *   simd.c     comparing arrays of hashes: portable and vector paths with equal results
+ *   limbo.c    what was unlinked and waits until no reader looks at it
  *   epoch.c    when memory that readers may see can be reused
  *   slab.c     memory for runs, by size classes
  *   names.c    one table from block hash to run, for all ranks of a lane
@@ -461,16 +462,14 @@ struct kvr_index {
     struct lane lanes[];
 };
 
-/* ---- epoch.c */
-void kvr__reader_enter(struct kvr_index_reader *r);
-void kvr__reader_leave(struct kvr_index_reader *r);
+/* ---- limbo.c */
 void kvr__retire_run(struct lane *ln, struct run *r, bool with_id);
 void kvr__retire_cover(struct lane *ln, struct cover *c);
 void kvr__retire_seg(struct lane *ln, struct kid_seg *s);
 void kvr__retire_kid_dir(struct lane *ln, struct kid_dir *d);
 void kvr__retire_ref_dir(struct lane *ln, struct ref_dir *d);
 void kvr__retire_slot(struct lane *ln, struct rank *carrier);
-void kvr__reclaim(struct lane *ln, bool now); /* lane locked */
+struct run *kvr__limbo_next(const struct run *r); /* of a collection */
 
 /* ---- slab.c */
 size_t kvr__slab_round(size_t bytes);
@@ -589,6 +588,11 @@ void kvr__slot_free(struct lane *ln, uint32_t slot);
 bool kvr__rank_set_aside(struct lane *ln, struct rank *rk);
 size_t kvr__drain(struct lane *ln, size_t blocks); /* gives back about so many blocks of what leaves; returns how many */
 void kvr__leaving_destroy(struct lane *ln);
+
+/* ---- epoch.c */
+void kvr__reader_enter(struct kvr_index_reader *r);
+void kvr__reader_leave(struct kvr_index_reader *r);
+void kvr__reclaim(struct lane *ln, bool now); /* lane locked */
 
 /* ---- aliases.c: one block of one rank is named by an alias object */
 int kvr__alias_convert(struct lane *ln, struct rank *rk, struct run *r); /* plain -> aliased */
