@@ -10,45 +10,6 @@
 
 enum { STRETCH = 256, APPEND_HOLDERS = 8, DROPPED_MAX = 4096, CLIMB_MAX = 1 << 18 };
 
-/* ---- finding names -------------------------------------------------------------------------------------- */
-
-struct lookup {
-    const struct lane *ln;
-    const struct rank *rk;
-    uint64_t name;
-    struct place *out;
-    bool elsewhere; /* some run has the name, whoever holds it */
-};
-
-static bool visit(void *ctx, uint32_t id)
-{
-    struct lookup *k = ctx;
-    struct run *r = kvr__run(k->ln, id);
-    uint32_t len = kvr__len(r), slot = k->rk->slot;
-    if (kvr__is_alias(r)) {
-        if (r->position != slot && k->elsewhere) return false;
-        size_t i = k->ln->simd->find_last(r->a, len, k->name);
-        if (i == SIZE_MAX) return false;
-        k->elsewhere = true;
-        if (r->position != slot) return false;
-        *k->out = (struct place){r->parent, r->poff + (uint32_t)i, id};
-        return true;
-    }
-    size_t i = k->ln->simd->find_last(r->a + r->cap, len, k->name);
-    if (i == SIZE_MAX) return false;
-    k->elsewhere = true;
-    struct grip g = kvr__grip(r, slot);
-    if (i >= g.cut || kvr__grip_alias(r, g)) return false;
-    *k->out = (struct place){id, (uint32_t)i, 0};
-    return true;
-}
-
-bool kvr__resolve(const struct lane *ln, const struct rank *rk, uint64_t name, struct place *out)
-{
-    struct lookup k = {ln, rk, name, out, false};
-    return kvr__names_each(ln, name, visit, &k);
-}
-
 /* ---- giving up ------------------------------------------------------------------------------------------ */
 
 static void note_drop(struct lane *ln, uint64_t name)
@@ -248,7 +209,7 @@ static int settle(struct store *st, uint64_t name, uint32_t run, uint32_t off, b
     struct lane *ln = st->ln;
     struct place p;
     struct lookup k = {ln, st->rk, name, &p, false};
-    bool known = kvr__names_each(ln, name, visit, &k);
+    bool known = kvr__names_each(ln, name, kvr__lookup_visit, &k);
     if (k.elsewhere) ln->dup_names = true;
     if (!known) return 0;
     if (own && p.run == run && p.off == off) return 1;

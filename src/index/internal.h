@@ -11,7 +11,9 @@
  *   cover.c    who holds how much of a run
  *   runs.c     runs: made, extended, trimmed, freed
  *   aliases.c  names of ranks whose engine calls a block differently
+ *   walks.c    where walks of ranks stand
  *   ranks.c    (worker, rank) pairs and the list of runs each one holds
+ *   places.c   from a name to the block that a rank calls so, and back
  *   apply.c    stored, removed, cleared
  *   batch.c    many events at once, with prefetching
  *   predict.c  blocks known from routing decisions: time to live, pruning
@@ -364,6 +366,16 @@ struct way {
     size_t steps_n, steps_cap, fresh_cap, hashes_n, hashes_cap;
 };
 
+/* ---- walks ------------------------------------------------------------------------------------------- */
+
+struct standing { /* where a walk stands (walks.c); under the lane's lock */
+    struct standing *link;
+    struct rank *rk; /* NULL: gone */
+    uint32_t run;    /* the next to visit; 0: the device tier is done */
+    uint32_t edge[KVR_TIER_COUNT - 1];
+    bool disturbed; /* events do not make up for what happened */
+};
+
 /* ---- lanes ------------------------------------------------------------------------------------------- */
 
 struct limbo { /* unlinked while the epoch was `epoch` */
@@ -415,7 +427,7 @@ struct lane {
     uint64_t *dropped;    /* names the current event has dropped, for its remaining names */
     size_t dropped_n, dropped_cap;
     bool note_drops;
-    struct kvr_index_walk *walks;    /* dump.c: to be told of what goes */
+    struct standing *walks;          /* to be told of what goes */
     struct kvr_index_stats counters; /* event counters only */
 };
 
@@ -569,6 +581,15 @@ uint32_t kvr__cover_live(const struct run *r);
 void kvr__cover_free(struct lane *ln, struct cover *c);
 size_t kvr__cover_bytes(const struct cover *c);
 
+/* ---- walks.c */
+void kvr__walks_run_goes(struct lane *ln, const struct rank *rk, uint32_t pos); /* before the run at that place is dropped */
+void kvr__walks_edge_goes(struct lane *ln, uint32_t id, uint32_t next);
+void kvr__walks_disturbed(struct lane *ln, const struct rank *rk); /* replaying events will not make up for this one */
+void kvr__walks_rank_goes(struct lane *ln, const struct rank *rk);
+void kvr__walks_rank_empties(struct lane *ln, const struct rank *rk);
+/* What comes after the run at a place, in preorder, leaving out what is behind it. */
+uint32_t kvr__walk_past(const struct lane *ln, const struct rank *rk, uint32_t pos);
+
 /* ---- ranks.c */
 static inline struct slot *kvr__slot(const struct lane *ln, uint32_t s)
 {
@@ -604,11 +625,27 @@ uint32_t kvr__alias_count(const struct lane *ln, uint32_t head, uint32_t off);
 bool kvr__alias_remove(struct lane *ln, struct run *r, struct grip g, uint32_t alias, uint64_t name); /* false: the block must go */
 void kvr__alias_cut(struct lane *ln, struct run *r, struct grip g, uint32_t len);                     /* drops names at and past len */
 
-/* ---- apply.c */
+/* ---- places.c */
 struct place {
     uint32_t run, off, alias;
 };
-bool kvr__resolve(const struct lane *ln, const struct rank *rk, uint64_t name, struct place *out);
+struct lookup {
+    const struct lane *ln;
+    const struct rank *rk;
+    uint64_t name;
+    struct place *out;
+    bool elsewhere; /* some run has the name, whoever holds it */
+};
+bool kvr__lookup_visit(void *ctx, uint32_t id);
+/* Where the rank has a block of this name. */
+static inline bool kvr__resolve(const struct lane *ln, const struct rank *rk, uint64_t name, struct place *out)
+{
+    struct lookup k = {ln, rk, name, out, false};
+    return kvr__names_each(ln, name, kvr__lookup_visit, &k);
+}
+uint64_t kvr__block_name(const struct lane *ln, const struct rank *rk, struct run *r, uint32_t off); /* what the rank calls it */
+
+/* ---- apply.c */
 int kvr__store(struct lane *ln, struct rank *rk, const struct kvr_event *ev);
 int kvr__store_predicted(struct lane *ln, struct rank *rk, const uint64_t *locals, const uint64_t *names, size_t n, uint64_t expiry);
 int kvr__remove(struct lane *ln, struct rank *rk, const uint64_t *names, size_t n);
@@ -679,14 +716,6 @@ uint32_t kvr__tier_dump(const struct lane *ln, const struct tier_side *side, uin
 int kvr__usage_create(struct kvr_index *ix);
 void kvr__usage_destroy(struct kvr_index *ix);
 uint64_t kvr__usage_dropped(struct kvr_index *ix);
-
-/* ---- dump.c */
-void kvr__walks_run_goes(struct lane *ln, const struct rank *rk, uint32_t pos); /* before the run at that place is dropped */
-void kvr__walks_edge_goes(struct lane *ln, uint32_t id, uint32_t next);
-void kvr__walks_disturbed(struct lane *ln, const struct rank *rk); /* replaying events will not make up for this one */
-void kvr__walks_rank_goes(struct lane *ln, const struct rank *rk);
-void kvr__walks_rank_empties(struct lane *ln, const struct rank *rk);
-uint64_t kvr__block_name(const struct lane *ln, const struct rank *rk, struct run *r, uint32_t off); /* what the rank calls it */
 
 /* ---- windows.c */
 void kvr__windows_clear(struct kvr_index *ix, struct kvr_worker w, bool groups_too);
