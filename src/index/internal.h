@@ -12,7 +12,10 @@
  *   runs.c     runs: made, extended, trimmed, freed
  *   aliases.c  names of ranks whose engine calls a block differently
  *   walks.c    where walks of ranks stand
- *   ranks.c    (worker, rank) pairs and the list of runs each one holds
+ *   pools.c    which ranks share their external tier
+ *   ranks.c    (worker, rank) pairs and their slots
+ *   holdings.c the list of runs that a rank holds
+ *   leaving.c  what ranks held that were emptied at once
  *   places.c   from a name to the block that a rank calls so, and back
  *   apply.c    stored, removed, cleared
  *   batch.c    many events at once, with prefetching
@@ -423,7 +426,7 @@ struct lane {
     struct way way;
     bool note_leavers;    /* names that go are remembered, by ranks that remember */
     uint32_t serials;     /* given to ranks */
-    struct rank *leaving; /* what ranks held that were emptied at once (ranks.c) */
+    struct rank *leaving; /* what ranks held that were emptied at once (leaving.c) */
     uint64_t *dropped;    /* names the current event has dropped, for its remaining names */
     size_t dropped_n, dropped_cap;
     bool note_drops;
@@ -590,25 +593,36 @@ void kvr__walks_rank_empties(struct lane *ln, const struct rank *rk);
 /* What comes after the run at a place, in preorder, leaving out what is behind it. */
 uint32_t kvr__walk_past(const struct lane *ln, const struct rank *rk, uint32_t pos);
 
+/* ---- pools.c */
+struct pool *kvr__pool_of(struct kvr_index *ix, struct kvr_worker w);                              /* NULL: none */
+int kvr__pool_enlist(struct kvr_index *ix, struct kvr_worker w, uint64_t pool, struct pool **out); /* pools_lock held; pool 0: leaves it */
+void kvr__pools_leave(struct kvr_index *ix, uint64_t worker_id);
+void kvr__pools_destroy(struct kvr_index *ix);
+
 /* ---- ranks.c */
 static inline struct slot *kvr__slot(const struct lane *ln, uint32_t s)
 {
     return atomic_load_explicit(&ln->slots[s >> SLOT_BITS], ACQ) + (s & (SLOT_CHUNK - 1));
 }
+int kvr__slot_new(struct lane *ln, uint32_t *out);
+void kvr__slot_give(struct lane *ln, uint32_t slot, struct rank *rk);
+void kvr__slot_free(struct lane *ln, uint32_t slot);
+void kvr__slot_kill(struct lane *ln, uint32_t slot);                             /* readers leave it out from now on */
 struct rank *kvr__rank_find(struct kvr_index *ix, struct kvr_worker w);          /* ranks_lock held */
 int kvr__rank_get(struct kvr_index *ix, struct kvr_worker w, struct rank **out); /* makes it; ranks_lock held shared at entry and exit */
 void kvr__rank_forget(struct kvr_index *ix, struct rank *rk);                    /* ranks_lock held exclusive; holds nothing */
 void kvr__ranks_destroy(struct kvr_index *ix);
+void kvr__share_cap(struct kvr_index *ix);
+
+/* ---- holdings.c */
 int kvr__rank_reserve(struct lane *ln, struct rank *rk);                       /* room for one more run */
 uint32_t kvr__rank_add(struct lane *ln, struct rank *rk, const struct run *r); /* the new place; after reserve */
 void kvr__rank_drop(struct lane *ln, struct rank *rk, uint32_t pos);           /* it has no children left */
-uint32_t kvr__rank_kid(const struct rank *rk, const struct run *r);            /* place of the first child, or NO_PLACE */
-void kvr__rank_clear(struct lane *ln, struct rank *rk);                        /* gives up every device block at once (R3) */
-void kvr__slot_free(struct lane *ln, uint32_t slot);
-/* Empties a rank, in all tiers, and leaves what it held to kvr__drain. false: memory is short, and nothing was done. */
-bool kvr__rank_set_aside(struct lane *ln, struct rank *rk);
-size_t kvr__drain(struct lane *ln, size_t blocks); /* gives back about so many blocks of what leaves; returns how many */
-void kvr__leaving_destroy(struct lane *ln);
+/* Place of the first child, or NO_PLACE. */
+static inline uint32_t kvr__rank_kid(const struct rank *rk, const struct run *r)
+{
+    return rk->held[kvr__cover_pos_of(r, kvr__grip(r, rk->slot))].kid;
+}
 
 /* ---- epoch.c */
 void kvr__reader_enter(struct kvr_index_reader *r);
@@ -672,6 +686,13 @@ size_t kvr__predict_prune(struct lane *ln, size_t target);
 void kvr__predict_destroy(struct lane *ln);
 bool kvr__predict_check(const struct lane *ln, const char **why);
 
+/* ---- leaving.c */
+void kvr__rank_clear(struct lane *ln, struct rank *rk); /* gives up every device block at once (R3) */
+/* Empties a rank, in all tiers, and leaves what it held to kvr__drain. false: memory is short, and nothing was done. */
+bool kvr__rank_set_aside(struct lane *ln, struct rank *rk);
+size_t kvr__drain(struct lane *ln, size_t blocks); /* gives back about so many blocks of what leaves; returns how many */
+void kvr__leaving_destroy(struct lane *ln);
+
 /* ---- evict.c */
 bool kvr__evict_for_bytes(struct lane *ln); /* false: nothing left to give */
 void kvr__evict_tick(struct lane *ln);
@@ -703,9 +724,6 @@ void kvr__tiers_leave(struct lane *ln, struct rank *rk, struct run *r, uint32_t 
 size_t kvr__tiers_expire(struct lane *ln, struct rank *rk); /* returns how many blocks went */
 size_t kvr__pools_expire(struct kvr_index *ix);
 int kvr__tiers_join(struct lane *ln, struct rank *rk, uint64_t pool);
-void kvr__pools_leave(struct kvr_index *ix, uint64_t worker_id);
-struct pool *kvr__pool_of(struct kvr_index *ix, struct kvr_worker w); /* NULL: none */
-void kvr__pools_destroy(struct kvr_index *ix);
 /* reach->depth[KVR_TIER_DEVICE] is given, the others are written. prefixes: the query's sequence hashes. */
 void kvr__tiers_reach(struct lane *ln, struct rank *rk, const uint64_t *prefixes, size_t n, struct kvr_reach *reach);
 size_t kvr__tiers_fell_short(struct lane *ln, struct rank *rk, const uint64_t *prefixes, size_t from, size_t n);
@@ -733,8 +751,7 @@ void kvr__fetch_buckets(const struct lane *ln, const struct kvr_event *ev);
 /* ---- index.c */
 int kvr__rank_of_event(struct kvr_index *ix, const struct kvr_event *ev, struct rank **out); /* ranks_lock held shared */
 int kvr__apply_alone(struct kvr_index *ix, const struct kvr_event *ev);                      /* ranks_lock held shared */
-void kvr__share_cap(struct kvr_index *ix);
-int kvr__apply_one(struct lane *ln, struct rank *rk, const struct kvr_event *ev); /* lane locked */
+int kvr__apply_one(struct lane *ln, struct rank *rk, const struct kvr_event *ev);            /* lane locked */
 
 /* ---- check.c */
 bool kvr__lane_check(struct lane *ln, const char **why);
