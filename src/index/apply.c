@@ -10,6 +10,19 @@
 
 enum { STRETCH = 256, APPEND_HOLDERS = 8, DROPPED_MAX = 4096, CLIMB_MAX = 1 << 18 };
 
+/* ---- fetching ------------------------------------------------------------------------------------------- */
+
+void kvr__fetch_buckets(const struct lane *ln, const struct kvr_event *ev)
+{
+    if (ev->kind == KVR_EVENT_STORED) {
+        for (size_t i = 0; i < ev->blocks_n && i < NAMES_AHEAD; i++) kvr__names_prefetch(ln, ev->blocks[i].block_hash);
+        if (ev->has_parent) kvr__names_prefetch(ln, ev->parent_hash);
+        else if (ev->blocks_n) kvr__kid_prefetch(ln, kvr__kid_hash(ln, ROOT_RUN, 0, ev->blocks[0].tokens_hash));
+    } else if (ev->kind == KVR_EVENT_REMOVED) {
+        for (size_t i = 0; i < ev->removed_n && i < NAMES_AHEAD; i++) kvr__names_prefetch(ln, ev->removed[i]);
+    }
+}
+
 /* ---- giving up ------------------------------------------------------------------------------------------ */
 
 static void note_drop(struct lane *ln, uint64_t name)

@@ -659,15 +659,6 @@ static inline bool kvr__resolve(const struct lane *ln, const struct rank *rk, ui
 }
 uint64_t kvr__block_name(const struct lane *ln, const struct rank *rk, struct run *r, uint32_t off); /* what the rank calls it */
 
-/* ---- apply.c */
-int kvr__store(struct lane *ln, struct rank *rk, const struct kvr_event *ev);
-int kvr__store_predicted(struct lane *ln, struct rank *rk, const uint64_t *locals, const uint64_t *names, size_t n, uint64_t expiry);
-int kvr__remove(struct lane *ln, struct rank *rk, const uint64_t *names, size_t n);
-void kvr__shrink(struct lane *ln, struct rank *rk, uint32_t run, uint32_t cut); /* gives up blocks from cut on, and all behind */
-void kvr__give_up_run(struct lane *ln, struct rank *rk, struct run *r);         /* the rank holds nothing behind it; may free it */
-/* When the rank holds nothing behind a run: gives it up, and the runs above with which that becomes true too. */
-void kvr__drop_run(struct lane *ln, struct rank *rk, uint32_t run);
-
 /* ---- predict.c */
 void kvr__predict_begin(struct lane *ln); /* before the stores of one decision */
 int kvr__predict_reserve(struct lane *ln, size_t runs);
@@ -677,14 +668,28 @@ void kvr__predict_cut(struct lane *ln, uint32_t slot, uint32_t run, uint32_t cut
 bool kvr__predict_is_permanent(const struct lane *ln, uint32_t slot, uint32_t run, uint32_t off); /* of a block that is held: by events */
 /* Are there blocks whose time has come? */
 bool kvr__predict_is_due(const struct lane *ln, uint64_t now);
-/* Gives up such blocks, at most so many, or of so many decisions. Returns: how many. */
+/* The step that goes first, of which there is one. Returns: the share that is left when at most `most` of its blocks are given up. */
+uint32_t kvr__predict_first(const struct lane *ln, size_t most, uint32_t *slot, uint32_t *run);
+void kvr__predict_destroy(struct lane *ln);
+bool kvr__predict_check(const struct lane *ln, const char **why);
+
+/* ---- apply.c */
+void kvr__fetch_buckets(const struct lane *ln, const struct kvr_event *ev); /* of the names that applying it will ask for */
+int kvr__store(struct lane *ln, struct rank *rk, const struct kvr_event *ev);
+int kvr__store_predicted(struct lane *ln, struct rank *rk, const uint64_t *locals, const uint64_t *names, size_t n, uint64_t expiry);
+int kvr__remove(struct lane *ln, struct rank *rk, const uint64_t *names, size_t n);
+void kvr__shrink(struct lane *ln, struct rank *rk, uint32_t run, uint32_t cut); /* gives up blocks from cut on, and all behind */
+void kvr__give_up_run(struct lane *ln, struct rank *rk, struct run *r);         /* the rank holds nothing behind it; may free it */
+/* When the rank holds nothing behind a run: gives it up, and the runs above with which that becomes true too. */
+void kvr__drop_run(struct lane *ln, struct rank *rk, uint32_t run);
+
+/* ---- expire.c */
+/* Gives up blocks whose time has come, at most so many, or of so many decisions. Returns: how many. */
 size_t kvr__predict_expire(struct lane *ln, uint64_t now, size_t most);
 /* From when there are more than `max` until there are no more than `target`, gives up the oldest, `most` at a time: giving up all at once
  * takes as long as there are many, and everybody who records waits. Returns: how many. */
 size_t kvr__predict_keep_within(struct lane *ln, size_t max, size_t target, size_t most);
 size_t kvr__predict_prune(struct lane *ln, size_t target);
-void kvr__predict_destroy(struct lane *ln);
-bool kvr__predict_check(const struct lane *ln, const char **why);
 
 /* ---- leaving.c */
 void kvr__rank_clear(struct lane *ln, struct rank *rk); /* gives up every device block at once (R3) */
@@ -744,9 +749,6 @@ size_t kvr__windows_cut(struct kvr_index *ix, const uint64_t *q, struct kvr_over
 /* ---- match.c */
 uint32_t kvr__next_mark(struct kvr_index_reader *rd); /* for `written` */
 void kvr__match_touch(const struct lane *ln, struct run_ref *ref);
-
-/* ---- batch.c */
-void kvr__fetch_buckets(const struct lane *ln, const struct kvr_event *ev);
 
 /* ---- index.c */
 int kvr__rank_of_event(struct kvr_index *ix, const struct kvr_event *ev, struct rank **out); /* ranks_lock held shared */
