@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Stored, removed, cleared, for one rank. The lane is locked.
+ * Stored and removed, for one rank. The lane is locked.
  *
  * A store walks down from its parent: blocks that the tree knows are taken over by raising the rank's cut, the rest
  * is appended to the run it ends in or becomes a child. Memory is reserved stretch by stretch before anything

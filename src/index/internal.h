@@ -1,35 +1,36 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The index, inside.
+ * The index, inside. In layers, the lowest first: a file calls those before it in this list and none behind it.
  *
- *   simd.c     comparing arrays of hashes: portable and vector paths with equal results
- *   limbo.c    what was unlinked and waits until no reader looks at it
- *   epoch.c    when memory that readers may see can be reused
- *   slab.c     memory for runs, by size classes
- *   names.c    one table from block hash to run, for all ranks of a lane
- *   kids.c     one table from (run, offset, local hash) to child run, read without locks
- *   cover.c    who holds how much of a run
- *   runs.c     runs: made, extended, trimmed, freed
- *   aliases.c  names of ranks whose engine calls a block differently
- *   walks.c    where walks of ranks stand
- *   pools.c    which ranks share their external tier
- *   ranks.c    (worker, rank) pairs and their slots
- *   holdings.c the list of runs that a rank holds
- *   leaving.c  what ranks held that were emptied at once
- *   places.c   from a name to the block that a rank calls so, and back
- *   apply.c    stored, removed, cleared
- *   batch.c    many events at once, with prefetching
- *   predict.c  blocks known from routing decisions: time to live, pruning
- *   evict.c    capacities and the byte cap: least recently used first
- *   match.c    queries
- *   windows.c  cache groups with a window: what of a match they allow
- *   usage.c    use frequencies
- *   prefix.c   sequence hashes of blocks on the device
- *   tier_set.c sets of blocks in lower tiers
- *   tiers.c    host, disk and external tiers, pools
- *   dump.c     dump and restore
- *   check.c    every invariant below
- *   index.c    lanes and the public calls
+ *   ground    simd.c      comparing arrays of hashes: portable and vector paths with equal results
+ *             limbo.c     what was unlinked and waits until no reader looks at it
+ *             slab.c      memory for runs, by size classes
+ *             names.c     one table from block hash to run, for all ranks of a lane
+ *             kids.c      one table from (run, offset, local hash) to child run, read without locks
+ *             usage.c     use frequencies
+ *   runs      cover.c     who holds how much of a run
+ *             prefix.c    sequence hashes of blocks on the device
+ *             runs.c      runs: made, extended, trimmed, freed
+ *             predict.c   blocks known from routing decisions: how long they live
+ *   ranks     walks.c     where walks of ranks stand
+ *             holdings.c  the list of runs that a rank holds
+ *             aliases.c   names of ranks whose engine calls a block differently
+ *             places.c    from a name to the block that a rank calls so, and back
+ *             tier_set.c  sets of blocks in lower tiers
+ *             pools.c     which ranks share their external tier
+ *             ranks.c     (worker, rank) pairs and their slots
+ *             tiers.c     what a rank has in host, disk and external tiers
+ *   readers   epoch.c     when memory that readers may see can be reused
+ *             windows.c   cache groups with a window: what of a match they allow
+ *             match.c     queries
+ *   changes   apply.c     stored, removed
+ *             expire.c    blocks known from routing decisions: given up
+ *             leaving.c   cleared: what ranks held that were emptied at once
+ *             evict.c     capacities and the byte cap: least recently used first
+ *   calls     check.c     every invariant below
+ *             index.c     lanes and the public calls
+ *             batch.c     many events at once, with prefetching
+ *             dump.c      dump and restore
  *
  * Picture of one lane.
  *
@@ -519,6 +520,11 @@ void kvr__kid_del(struct lane *ln, uint32_t hash, uint32_t id);
 void kvr__kid_prefetch(const struct lane *ln, uint32_t hash);
 uint32_t kvr__kid_peek(const struct lane *ln, uint32_t hash); /* unverified */
 
+/* ---- usage.c */
+int kvr__usage_create(struct kvr_index *ix);
+void kvr__usage_destroy(struct kvr_index *ix);
+uint64_t kvr__usage_dropped(struct kvr_index *ix);
+
 /* ---- runs.c */
 static inline struct run_ref *kvr__ref_in(const struct ref_dir *d, uint32_t id)
 {
@@ -584,6 +590,27 @@ uint32_t kvr__cover_live(const struct run *r);
 void kvr__cover_free(struct lane *ln, struct cover *c);
 size_t kvr__cover_bytes(const struct cover *c);
 
+/* ---- prefix.c */
+/* The sequence hash of the prefix that ends with a block of the tree, and the block's position. Returns: 0, -KVR_ENOTFOUND behind a start
+ * position, -KVR_ELIMIT, -KVR_ENOMEM. */
+int kvr__prefix_of(struct lane *ln, uint32_t run, uint32_t off, uint64_t *hash, uint32_t *position);
+void kvr__prefix_forget(struct lane *ln, uint32_t run); /* its id will be another run's */
+void kvr__prefix_destroy(struct lane *ln);
+
+/* ---- predict.c */
+void kvr__predict_begin(struct lane *ln); /* before the stores of one decision */
+int kvr__predict_reserve(struct lane *ln, size_t runs);
+void kvr__predict_add(struct lane *ln, struct rank *rk, uint32_t run, uint32_t held, uint32_t cut, uint64_t expiry);
+void kvr__predict_perm(struct lane *ln, struct rank *rk, uint32_t run, uint32_t cut);             /* events hold [0, cut) now */
+void kvr__predict_cut(struct lane *ln, uint32_t slot, uint32_t run, uint32_t cut);                /* holding shrank to cut */
+bool kvr__predict_is_permanent(const struct lane *ln, uint32_t slot, uint32_t run, uint32_t off); /* of a block that is held: by events */
+/* Are there blocks whose time has come? */
+bool kvr__predict_is_due(const struct lane *ln, uint64_t now);
+/* The step that goes first, of which there is one. Returns: the share that is left when at most `most` of its blocks are given up. */
+uint32_t kvr__predict_first(const struct lane *ln, size_t most, uint32_t *slot, uint32_t *run);
+void kvr__predict_destroy(struct lane *ln);
+bool kvr__predict_check(const struct lane *ln, const char **why);
+
 /* ---- walks.c */
 void kvr__walks_run_goes(struct lane *ln, const struct rank *rk, uint32_t pos); /* before the run at that place is dropped */
 void kvr__walks_edge_goes(struct lane *ln, uint32_t id, uint32_t next);
@@ -592,27 +619,6 @@ void kvr__walks_rank_goes(struct lane *ln, const struct rank *rk);
 void kvr__walks_rank_empties(struct lane *ln, const struct rank *rk);
 /* What comes after the run at a place, in preorder, leaving out what is behind it. */
 uint32_t kvr__walk_past(const struct lane *ln, const struct rank *rk, uint32_t pos);
-
-/* ---- pools.c */
-struct pool *kvr__pool_of(struct kvr_index *ix, struct kvr_worker w);                              /* NULL: none */
-int kvr__pool_enlist(struct kvr_index *ix, struct kvr_worker w, uint64_t pool, struct pool **out); /* pools_lock held; pool 0: leaves it */
-void kvr__pools_leave(struct kvr_index *ix, uint64_t worker_id);
-void kvr__pools_destroy(struct kvr_index *ix);
-
-/* ---- ranks.c */
-static inline struct slot *kvr__slot(const struct lane *ln, uint32_t s)
-{
-    return atomic_load_explicit(&ln->slots[s >> SLOT_BITS], ACQ) + (s & (SLOT_CHUNK - 1));
-}
-int kvr__slot_new(struct lane *ln, uint32_t *out);
-void kvr__slot_give(struct lane *ln, uint32_t slot, struct rank *rk);
-void kvr__slot_free(struct lane *ln, uint32_t slot);
-void kvr__slot_kill(struct lane *ln, uint32_t slot);                             /* readers leave it out from now on */
-struct rank *kvr__rank_find(struct kvr_index *ix, struct kvr_worker w);          /* ranks_lock held */
-int kvr__rank_get(struct kvr_index *ix, struct kvr_worker w, struct rank **out); /* makes it; ranks_lock held shared at entry and exit */
-void kvr__rank_forget(struct kvr_index *ix, struct rank *rk);                    /* ranks_lock held exclusive; holds nothing */
-void kvr__ranks_destroy(struct kvr_index *ix);
-void kvr__share_cap(struct kvr_index *ix);
 
 /* ---- holdings.c */
 int kvr__rank_reserve(struct lane *ln, struct rank *rk);                       /* room for one more run */
@@ -623,11 +629,6 @@ static inline uint32_t kvr__rank_kid(const struct rank *rk, const struct run *r)
 {
     return rk->held[kvr__cover_pos_of(r, kvr__grip(r, rk->slot))].kid;
 }
-
-/* ---- epoch.c */
-void kvr__reader_enter(struct kvr_index_reader *r);
-void kvr__reader_leave(struct kvr_index_reader *r);
-void kvr__reclaim(struct lane *ln, bool now); /* lane locked */
 
 /* ---- aliases.c: one block of one rank is named by an alias object */
 int kvr__alias_convert(struct lane *ln, struct rank *rk, struct run *r); /* plain -> aliased */
@@ -659,19 +660,66 @@ static inline bool kvr__resolve(const struct lane *ln, const struct rank *rk, ui
 }
 uint64_t kvr__block_name(const struct lane *ln, const struct rank *rk, struct run *r, uint32_t off); /* what the rank calls it */
 
-/* ---- predict.c */
-void kvr__predict_begin(struct lane *ln); /* before the stores of one decision */
-int kvr__predict_reserve(struct lane *ln, size_t runs);
-void kvr__predict_add(struct lane *ln, struct rank *rk, uint32_t run, uint32_t held, uint32_t cut, uint64_t expiry);
-void kvr__predict_perm(struct lane *ln, struct rank *rk, uint32_t run, uint32_t cut);             /* events hold [0, cut) now */
-void kvr__predict_cut(struct lane *ln, uint32_t slot, uint32_t run, uint32_t cut);                /* holding shrank to cut */
-bool kvr__predict_is_permanent(const struct lane *ln, uint32_t slot, uint32_t run, uint32_t off); /* of a block that is held: by events */
-/* Are there blocks whose time has come? */
-bool kvr__predict_is_due(const struct lane *ln, uint64_t now);
-/* The step that goes first, of which there is one. Returns: the share that is left when at most `most` of its blocks are given up. */
-uint32_t kvr__predict_first(const struct lane *ln, size_t most, uint32_t *slot, uint32_t *run);
-void kvr__predict_destroy(struct lane *ln);
-bool kvr__predict_check(const struct lane *ln, const char **why);
+/* ---- tier_set.c */
+uint32_t kvr__tier_find(const struct tier_set *t, uint32_t owner, enum tier_key by, uint64_t key); /* 0: none */
+int kvr__tier_put(struct tier_set *t, struct tier_list *l, const struct tier_entry *e);
+void kvr__tier_take(struct tier_set *t, struct tier_list *l, uint32_t id);
+void kvr__tier_first(struct tier_set *t, struct tier_list *l, uint32_t id);
+void kvr__tier_set_free(struct tier_set *t);
+
+/* ---- pools.c */
+struct pool *kvr__pool_of(struct kvr_index *ix, struct kvr_worker w);                              /* NULL: none */
+int kvr__pool_enlist(struct kvr_index *ix, struct kvr_worker w, uint64_t pool, struct pool **out); /* pools_lock held; pool 0: leaves it */
+void kvr__pools_leave(struct kvr_index *ix, uint64_t worker_id);
+void kvr__pools_destroy(struct kvr_index *ix);
+
+/* ---- ranks.c */
+static inline struct slot *kvr__slot(const struct lane *ln, uint32_t s)
+{
+    return atomic_load_explicit(&ln->slots[s >> SLOT_BITS], ACQ) + (s & (SLOT_CHUNK - 1));
+}
+int kvr__slot_new(struct lane *ln, uint32_t *out);
+void kvr__slot_give(struct lane *ln, uint32_t slot, struct rank *rk);
+void kvr__slot_free(struct lane *ln, uint32_t slot);
+void kvr__slot_kill(struct lane *ln, uint32_t slot);                             /* readers leave it out from now on */
+struct rank *kvr__rank_find(struct kvr_index *ix, struct kvr_worker w);          /* ranks_lock held */
+int kvr__rank_get(struct kvr_index *ix, struct kvr_worker w, struct rank **out); /* makes it; ranks_lock held shared at entry and exit */
+void kvr__rank_forget(struct kvr_index *ix, struct rank *rk);                    /* ranks_lock held exclusive; holds nothing */
+void kvr__ranks_destroy(struct kvr_index *ix);
+void kvr__share_cap(struct kvr_index *ix);
+
+/* ---- tiers.c */
+/* Returns: 0, -KVR_EPARENT or -KVR_ENOTFOUND for what has no place (the rest is applied), -KVR_EINVAL, -KVR_ENOMEM. */
+int kvr__tiers_apply(struct lane *ln, struct rank *rk, const struct kvr_event *ev);
+void kvr__tiers_clear(struct lane *ln, struct rank *rk, enum kvr_tier tier);
+size_t kvr__tiers_drain(struct lane *ln, struct rank *rk, size_t blocks); /* at most so many of all tiers; returns how many */
+bool kvr__tiers_none(const struct rank *rk);
+bool kvr__tiers_have(struct lane *ln, struct rank *rk, enum kvr_tier tier, uint64_t name);
+/* Blocks [from, end) of a run are about to leave the device. */
+void kvr__tiers_leave(struct lane *ln, struct rank *rk, struct run *r, uint32_t from, uint32_t end);
+size_t kvr__tiers_expire(struct lane *ln, struct rank *rk); /* returns how many blocks went */
+size_t kvr__pools_expire(struct kvr_index *ix);
+int kvr__tiers_join(struct lane *ln, struct rank *rk, uint64_t pool);
+/* reach->depth[KVR_TIER_DEVICE] is given, the others are written. prefixes: the query's sequence hashes. */
+void kvr__tiers_reach(struct lane *ln, struct rank *rk, const uint64_t *prefixes, size_t n, struct kvr_reach *reach);
+size_t kvr__tiers_fell_short(struct lane *ln, struct rank *rk, const uint64_t *prefixes, size_t from, size_t n);
+/* One block of a rank's list for a tier, as a stored event. Returns: the next one, 0 at the end. */
+uint32_t kvr__tier_dump(const struct lane *ln, const struct tier_side *side, uint32_t id, struct kvr_event *ev, struct kvr_block *b);
+
+/* ---- epoch.c */
+void kvr__reader_enter(struct kvr_index_reader *r);
+void kvr__reader_leave(struct kvr_index_reader *r);
+void kvr__reclaim(struct lane *ln, bool now); /* lane locked */
+
+/* ---- windows.c */
+void kvr__windows_clear(struct kvr_index *ix, struct kvr_worker w, bool groups_too);
+void kvr__windows_destroy(struct kvr_index *ix);
+bool kvr__windows_has(const struct kvr_index *ix, struct kvr_worker w);                                /* windows_lock is held */
+size_t kvr__windows_cut(struct kvr_index *ix, const uint64_t *q, struct kvr_overlap *found, size_t n); /* returns how many are left */
+
+/* ---- match.c */
+uint32_t kvr__next_mark(struct kvr_index_reader *rd); /* for `written` */
+void kvr__match_touch(const struct lane *ln, struct run_ref *ref);
 
 /* ---- apply.c */
 void kvr__fetch_buckets(const struct lane *ln, const struct kvr_event *ev); /* of the names that applying it will ask for */
@@ -703,59 +751,12 @@ bool kvr__evict_for_bytes(struct lane *ln); /* false: nothing left to give */
 void kvr__evict_tick(struct lane *ln);
 void kvr__evict_for_capacity(struct lane *ln, struct rank *rk);
 
-/* ---- prefix.c */
-/* The sequence hash of the prefix that ends with a block of the tree, and the block's position. Returns: 0, -KVR_ENOTFOUND behind a start
- * position, -KVR_ELIMIT, -KVR_ENOMEM. */
-int kvr__prefix_of(struct lane *ln, uint32_t run, uint32_t off, uint64_t *hash, uint32_t *position);
-void kvr__prefix_forget(struct lane *ln, uint32_t run); /* its id will be another run's */
-void kvr__prefix_destroy(struct lane *ln);
-
-/* ---- tier_set.c */
-uint32_t kvr__tier_find(const struct tier_set *t, uint32_t owner, enum tier_key by, uint64_t key); /* 0: none */
-int kvr__tier_put(struct tier_set *t, struct tier_list *l, const struct tier_entry *e);
-void kvr__tier_take(struct tier_set *t, struct tier_list *l, uint32_t id);
-void kvr__tier_first(struct tier_set *t, struct tier_list *l, uint32_t id);
-void kvr__tier_set_free(struct tier_set *t);
-
-/* ---- tiers.c */
-/* Returns: 0, -KVR_EPARENT or -KVR_ENOTFOUND for what has no place (the rest is applied), -KVR_EINVAL, -KVR_ENOMEM. */
-int kvr__tiers_apply(struct lane *ln, struct rank *rk, const struct kvr_event *ev);
-void kvr__tiers_clear(struct lane *ln, struct rank *rk, enum kvr_tier tier);
-size_t kvr__tiers_drain(struct lane *ln, struct rank *rk, size_t blocks); /* at most so many of all tiers; returns how many */
-bool kvr__tiers_none(const struct rank *rk);
-bool kvr__tiers_have(struct lane *ln, struct rank *rk, enum kvr_tier tier, uint64_t name);
-/* Blocks [from, end) of a run are about to leave the device. */
-void kvr__tiers_leave(struct lane *ln, struct rank *rk, struct run *r, uint32_t from, uint32_t end);
-size_t kvr__tiers_expire(struct lane *ln, struct rank *rk); /* returns how many blocks went */
-size_t kvr__pools_expire(struct kvr_index *ix);
-int kvr__tiers_join(struct lane *ln, struct rank *rk, uint64_t pool);
-/* reach->depth[KVR_TIER_DEVICE] is given, the others are written. prefixes: the query's sequence hashes. */
-void kvr__tiers_reach(struct lane *ln, struct rank *rk, const uint64_t *prefixes, size_t n, struct kvr_reach *reach);
-size_t kvr__tiers_fell_short(struct lane *ln, struct rank *rk, const uint64_t *prefixes, size_t from, size_t n);
-/* One block of a rank's list for a tier, as a stored event. Returns: the next one, 0 at the end. */
-uint32_t kvr__tier_dump(const struct lane *ln, const struct tier_side *side, uint32_t id, struct kvr_event *ev, struct kvr_block *b);
-
-/* ---- usage.c */
-int kvr__usage_create(struct kvr_index *ix);
-void kvr__usage_destroy(struct kvr_index *ix);
-uint64_t kvr__usage_dropped(struct kvr_index *ix);
-
-/* ---- windows.c */
-void kvr__windows_clear(struct kvr_index *ix, struct kvr_worker w, bool groups_too);
-void kvr__windows_destroy(struct kvr_index *ix);
-bool kvr__windows_has(const struct kvr_index *ix, struct kvr_worker w);                                /* windows_lock is held */
-size_t kvr__windows_cut(struct kvr_index *ix, const uint64_t *q, struct kvr_overlap *found, size_t n); /* returns how many are left */
-
-/* ---- match.c */
-uint32_t kvr__next_mark(struct kvr_index_reader *rd); /* for `written` */
-void kvr__match_touch(const struct lane *ln, struct run_ref *ref);
+/* ---- check.c */
+bool kvr__lane_check(struct lane *ln, const char **why);
 
 /* ---- index.c */
 int kvr__rank_of_event(struct kvr_index *ix, const struct kvr_event *ev, struct rank **out); /* ranks_lock held shared */
 int kvr__apply_alone(struct kvr_index *ix, const struct kvr_event *ev);                      /* ranks_lock held shared */
 int kvr__apply_one(struct lane *ln, struct rank *rk, const struct kvr_event *ev);            /* lane locked */
-
-/* ---- check.c */
-bool kvr__lane_check(struct lane *ln, const char **why);
 
 #endif
