@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Stored, removed, cleared, for one rank. The lane is locked.
+ * Stored and removed, for one rank. The lane is locked.
  *
  * A store walks down from its parent: blocks that the tree knows are taken over by raising the rank's cut, the rest
  * is appended to the run it ends in or becomes a child. Memory is reserved stretch by stretch before anything
@@ -10,43 +10,17 @@
 
 enum { STRETCH = 256, APPEND_HOLDERS = 8, DROPPED_MAX = 4096, CLIMB_MAX = 1 << 18 };
 
-/* ---- finding names -------------------------------------------------------------------------------------- */
+/* ---- fetching ------------------------------------------------------------------------------------------- */
 
-struct lookup {
-    const struct lane *ln;
-    const struct rank *rk;
-    uint64_t name;
-    struct place *out;
-    bool elsewhere; /* some run has the name, whoever holds it */
-};
-
-static bool visit(void *ctx, uint32_t id)
+void kvr__fetch_buckets(const struct lane *ln, const struct kvr_event *ev)
 {
-    struct lookup *k = ctx;
-    struct run *r = kvr__run(k->ln, id);
-    uint32_t len = kvr__len(r), slot = k->rk->slot;
-    if (kvr__is_alias(r)) {
-        if (r->position != slot && k->elsewhere) return false;
-        size_t i = k->ln->simd->find_last(r->a, len, k->name);
-        if (i == SIZE_MAX) return false;
-        k->elsewhere = true;
-        if (r->position != slot) return false;
-        *k->out = (struct place){r->parent, r->poff + (uint32_t)i, id};
-        return true;
+    if (ev->kind == KVR_EVENT_STORED) {
+        for (size_t i = 0; i < ev->blocks_n && i < NAMES_AHEAD; i++) kvr__names_prefetch(ln, ev->blocks[i].block_hash);
+        if (ev->has_parent) kvr__names_prefetch(ln, ev->parent_hash);
+        else if (ev->blocks_n) kvr__kid_prefetch(ln, kvr__kid_hash(ln, ROOT_RUN, 0, ev->blocks[0].tokens_hash));
+    } else if (ev->kind == KVR_EVENT_REMOVED) {
+        for (size_t i = 0; i < ev->removed_n && i < NAMES_AHEAD; i++) kvr__names_prefetch(ln, ev->removed[i]);
     }
-    size_t i = k->ln->simd->find_last(r->a + r->cap, len, k->name);
-    if (i == SIZE_MAX) return false;
-    k->elsewhere = true;
-    struct grip g = kvr__grip(r, slot);
-    if (i >= g.cut || kvr__grip_alias(r, g)) return false;
-    *k->out = (struct place){id, (uint32_t)i, 0};
-    return true;
-}
-
-bool kvr__resolve(const struct lane *ln, const struct rank *rk, uint64_t name, struct place *out)
-{
-    struct lookup k = {ln, rk, name, out, false};
-    return kvr__names_each(ln, name, visit, &k);
 }
 
 /* ---- giving up ------------------------------------------------------------------------------------------ */
@@ -248,7 +222,7 @@ static int settle(struct store *st, uint64_t name, uint32_t run, uint32_t off, b
     struct lane *ln = st->ln;
     struct place p;
     struct lookup k = {ln, st->rk, name, &p, false};
-    bool known = kvr__names_each(ln, name, visit, &k);
+    bool known = kvr__names_each(ln, name, kvr__lookup_visit, &k);
     if (k.elsewhere) ln->dup_names = true;
     if (!known) return 0;
     if (own && p.run == run && p.off == off) return 1;

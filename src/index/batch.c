@@ -30,17 +30,6 @@ static void fetch_payload(const struct kvr_event *ev)
     for (size_t i = 0; i < bytes && i < 512; i += 64) __builtin_prefetch(p + i);
 }
 
-void kvr__fetch_buckets(const struct lane *ln, const struct kvr_event *ev)
-{
-    if (ev->kind == KVR_EVENT_STORED) {
-        for (size_t i = 0; i < ev->blocks_n && i < NAMES_AHEAD; i++) kvr__names_prefetch(ln, ev->blocks[i].block_hash);
-        if (ev->has_parent) kvr__names_prefetch(ln, ev->parent_hash);
-        else if (ev->blocks_n) kvr__kid_prefetch(ln, kvr__kid_hash(ln, ROOT_RUN, 0, ev->blocks[0].tokens_hash));
-    } else if (ev->kind == KVR_EVENT_REMOVED) {
-        for (size_t i = 0; i < ev->removed_n && i < NAMES_AHEAD; i++) kvr__names_prefetch(ln, ev->removed[i]);
-    }
-}
-
 static void fetch_ref(struct pipe *p)
 {
     uint64_t name;

@@ -4,21 +4,7 @@
  * events, then emits them without any lock, so that a slow receiver stops nobody. What it needs is the size of the
  * largest rank; each rank is as it was at one moment.
  *
- * A walk goes over one rank in pieces, for those that can make up for what happens meanwhile (see the header). It visits the
- * rank's tree in preorder: a run, then those behind it. Between pieces it stands before a run; when the rank drops that
- * one, the lane moves the walk on to the next in order, which is still there (what is behind the run has gone before it). A
- * new run comes first among its siblings, so that a walk that has begun on them does not see it, and one that has not,
- * does. The same holds for the lists of lower tiers.
- *
- * Why the pieces and then the events since the beginning give the content. Each block is seen at a moment of its own, parents no
- * later than what is behind them.
- *   1. What was held at the beginning and is not seen was given up before its turn: the copy hears of it, and of its return.
- *   2. What is seen although it came later is stored again by an event, which changes nothing, and removed by a later one if so.
- *   3. A store may find its parent missing in the copy. The parent was then given up after that store, and before its turn (else
- *      it would have been seen); what hung behind it went with it, and what came back comes back in the copy.
- * So for each block the last event that concerns it has the same effect in the copy. This needs events that mean the same when
- * the copy has more or less than the pair had: a store that the pair refused may be accepted by the copy, a name that moved may
- * be found at its later place, a block's first name may be another one. Such events mark the walk (kvr__walks_disturbed).
+ * A walk goes over one rank in pieces, for those that can make up for what happens meanwhile: walks.c.
  *
  * Of lower tiers the copy may have less, never more: a block that was stored behind one that has gone meanwhile has no place there, and
  * of several copies one is told, as the events since may tell of the others.
@@ -85,12 +71,6 @@ static int order_runs(const struct lane *ln, const struct rank *rk, struct copy 
 }
 
 /* ---- copying -------------------------------------------------------------------------------------------- */
-
-uint64_t kvr__block_name(const struct lane *ln, const struct rank *rk, struct run *r, uint32_t off)
-{
-    uint32_t head = kvr__grip_alias(r, kvr__grip(r, rk->slot));
-    return head ? kvr__alias_first(ln, head, off) : kvr__names_of(r)[off];
-}
 
 static int add_record(const struct lane *ln, const struct rank *rk, struct copy *c, struct run *r, uint32_t off, size_t n)
 {
@@ -249,65 +229,13 @@ int kvr_index_restore(struct kvr_index *ix, struct kvr_worker w, const struct kv
 /* ---- walks ---------------------------------------------------------------------------------------------- */
 
 struct kvr_index_walk {
-    struct kvr_index_walk *link;
-    struct kvr_index *ix;
-    struct lane *lane;
+    struct standing at;
     struct kvr_worker worker;
-    /* under the lane's lock */
-    struct rank *rk; /* NULL: gone */
-    uint32_t run;    /* the next to visit; 0: the device tier is done */
-    uint32_t edge[KVR_TIER_COUNT - 1];
-    bool disturbed; /* see the header */
+    struct lane *lane;
     /* the walker's own */
     struct copy copy;
     uint64_t next_id;
 };
-
-/* What comes after the run at a place, in preorder, leaving out what is behind it. */
-static uint32_t run_past(const struct lane *ln, const struct rank *rk, uint32_t pos)
-{
-    while (rk->held[pos].next == NO_PLACE) {
-        uint32_t up = kvr__run(ln, rk->held[pos].run)->parent;
-        if (up < IDS_RESERVED) return 0;
-        const struct run *r = kvr__run(ln, up);
-        pos = kvr__cover_pos_of(r, kvr__grip(r, rk->slot));
-    }
-    return rk->held[rk->held[pos].next].run;
-}
-
-void kvr__walks_run_goes(struct lane *ln, const struct rank *rk, uint32_t pos)
-{
-    for (struct kvr_index_walk *w = ln->walks; w; w = w->link)
-        if (w->rk == rk && w->run == rk->held[pos].run) w->run = run_past(ln, rk, pos);
-}
-
-void kvr__walks_edge_goes(struct lane *ln, uint32_t id, uint32_t next)
-{
-    for (struct kvr_index_walk *w = ln->walks; w; w = w->link)
-        for (int t = 0; t < KVR_TIER_COUNT - 1; t++)
-            if (w->edge[t] == id) w->edge[t] = next;
-}
-
-void kvr__walks_disturbed(struct lane *ln, const struct rank *rk)
-{
-    for (struct kvr_index_walk *w = ln->walks; w; w = w->link) w->disturbed |= w->rk == rk;
-}
-
-void kvr__walks_rank_goes(struct lane *ln, const struct rank *rk)
-{
-    for (struct kvr_index_walk *w = ln->walks; w; w = w->link)
-        if (w->rk == rk) w->rk = NULL;
-}
-
-/* At once: nothing is left to be walked. */
-void kvr__walks_rank_empties(struct lane *ln, const struct rank *rk)
-{
-    for (struct kvr_index_walk *w = ln->walks; w; w = w->link) {
-        if (w->rk != rk) continue;
-        w->run = 0;
-        memset(w->edge, 0, sizeof w->edge);
-    }
-}
 
 int kvr_index_walk_begin(struct kvr_index *ix, struct kvr_worker worker, struct kvr_index_walk **out)
 {
@@ -315,7 +243,6 @@ int kvr_index_walk_begin(struct kvr_index *ix, struct kvr_worker worker, struct 
     kvr_mem_init(&mem, &ix->mem.a, 0);
     struct kvr_index_walk *w = kvr_mem_zget(&mem, sizeof *w);
     if (!w) return -KVR_ENOMEM;
-    w->ix = ix;
     w->worker = worker;
     kvr_mem_init(&w->copy.mem, &ix->mem.a, 0);
     kvr_read_lock(&ix->ranks_lock);
@@ -323,11 +250,11 @@ int kvr_index_walk_begin(struct kvr_index *ix, struct kvr_worker worker, struct 
     if (rk) {
         w->lane = rk->lane;
         kvr_lock(&w->lane->lock);
-        w->rk = rk;
-        w->run = rk->held_n ? rk->held[rk->root].run : 0;
-        for (int t = 1; t < KVR_TIER_COUNT; t++) w->edge[t - 1] = rk->tier[t].list.head;
-        w->link = w->lane->walks;
-        w->lane->walks = w;
+        w->at.rk = rk;
+        w->at.run = rk->held_n ? rk->held[rk->root].run : 0;
+        for (int t = 1; t < KVR_TIER_COUNT; t++) w->at.edge[t - 1] = rk->tier[t].list.head;
+        w->at.link = w->lane->walks;
+        w->lane->walks = &w->at;
         kvr_unlock(&w->lane->lock);
     }
     kvr_rw_unlock(&ix->ranks_lock);
@@ -338,16 +265,17 @@ int kvr_index_walk_begin(struct kvr_index *ix, struct kvr_worker worker, struct 
 static int copy_piece(struct kvr_index_walk *w, size_t blocks)
 {
     const struct lane *ln = w->lane;
+    struct standing *s = &w->at;
     struct copy *c = &w->copy;
     int rc = 0;
-    while (w->rk && w->run && c->blocks_n < blocks && rc == 0) {
-        struct run *r = kvr__run(ln, w->run);
-        uint32_t pos = kvr__cover_pos_of(r, kvr__grip(r, w->rk->slot)), kid = w->rk->held[pos].kid;
-        rc = copy_run(ln, w->rk, c, r);
-        w->run = kid != NO_PLACE ? w->rk->held[kid].run : run_past(ln, w->rk, pos);
+    while (s->rk && s->run && c->blocks_n < blocks && rc == 0) {
+        struct run *r = kvr__run(ln, s->run);
+        uint32_t pos = kvr__cover_pos_of(r, kvr__grip(r, s->rk->slot)), kid = s->rk->held[pos].kid;
+        rc = copy_run(ln, s->rk, c, r);
+        s->run = kid != NO_PLACE ? s->rk->held[kid].run : kvr__walk_past(ln, s->rk, pos);
     }
-    for (enum kvr_tier t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT && w->rk && !w->run && rc == 0; t++)
-        if (c->blocks_n < blocks) rc = copy_edges(ln, w->rk, c, t, &w->edge[t - 1], blocks - c->blocks_n, true);
+    for (enum kvr_tier t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT && s->rk && !s->run && rc == 0; t++)
+        if (c->blocks_n < blocks) rc = copy_edges(ln, s->rk, c, t, &s->edge[t - 1], blocks - c->blocks_n, true);
     return rc;
 }
 
@@ -357,8 +285,8 @@ int kvr_index_walk_next(struct kvr_index_walk *w, size_t blocks, kvr_index_emit 
     if (!w->lane) return 0;
     w->copy.records_n = w->copy.blocks_n = 0;
     kvr_lock(&w->lane->lock);
-    int rc = w->disturbed ? -KVR_ESEQUENCE : copy_piece(w, KVR_MAX(blocks, (size_t)1));
-    bool rest = w->rk && (w->run || w->edge[0] || w->edge[1] || w->edge[2]);
+    int rc = w->at.disturbed ? -KVR_ESEQUENCE : copy_piece(w, KVR_MAX(blocks, (size_t)1));
+    bool rest = w->at.rk && (w->at.run || w->at.edge[0] || w->at.edge[1] || w->at.edge[2]);
     kvr_unlock(&w->lane->lock);
     if (rc == 0) rc = emit_copy(&w->copy, w->worker, &w->next_id, emit, ctx);
     *more = rc == 0 && rest;
@@ -370,9 +298,9 @@ void kvr_index_walk_end(struct kvr_index_walk *w)
     if (!w) return;
     if (w->lane) {
         kvr_lock(&w->lane->lock);
-        struct kvr_index_walk **at = &w->lane->walks;
-        while (*at != w) at = &(*at)->link;
-        *at = w->link;
+        struct standing **at = &w->lane->walks;
+        while (*at != &w->at) at = &(*at)->link;
+        *at = w->at.link;
         kvr_unlock(&w->lane->lock);
     }
     struct kvr_mem mem = w->copy.mem;

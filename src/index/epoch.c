@@ -2,7 +2,7 @@
 /*
  * Reclamation: when may memory that a reader could still look at be used again?
  *
- * A reader publishes the epoch it entered in, and 0 when it leaves. A lane collects what it unlinked in `fresh`;
+ * A reader publishes the epoch it entered in, and 0 when it leaves. A lane collects what it unlinked in `fresh` (limbo.c);
  * from time to time it closes the collection: it raises the epoch from e to e + 1 and stamps the collection e + 1.
  * A collection is freed once every reader is outside or shows an epoch >= its stamp.
  *
@@ -18,8 +18,6 @@
  * Raises by several lanes form one modification order of read-modify-writes, so an epoch >= stamp read by anybody
  * is in the release sequence of C. A lane keeps three collections; while the oldest cannot go, `fresh` grows.
  * A reader that never leaves stops reclamation, not progress: memory then grows up to the byte cap.
- *
- * Collections are lists through fields that readers do not look at, so that unlinking never needs memory.
  */
 #include "index/internal.h"
 
@@ -39,74 +37,13 @@ void kvr__reader_leave(struct kvr_index_reader *r)
     atomic_store_explicit(&r->seen, 0, REL);
 }
 
-static void set_link(struct run *r, struct run *next)
-{
-    memcpy(&r->nkids, &next, sizeof next); /* nkids and next: 8 bytes that readers leave alone */
-}
-
-static struct run *get_link(const struct run *r)
-{
-    struct run *next;
-    memcpy(&next, &r->nkids, sizeof next);
-    return next;
-}
-_Static_assert(offsetof(struct run, next) == offsetof(struct run, nkids) + 4 && sizeof(void *) <= 8, "a link fits in nkids and next");
-
-void kvr__retire_run(struct lane *ln, struct run *r, bool with_id)
-{
-    r->high = with_id; /* no use for it any more */
-    set_link(r, ln->fresh.runs);
-    ln->fresh.runs = r;
-    ln->fresh.n++;
-}
-
-void kvr__retire_cover(struct lane *ln, struct cover *c)
-{
-    c->link = ln->fresh.covers;
-    ln->fresh.covers = c;
-    ln->fresh.n++;
-}
-
-void kvr__retire_seg(struct lane *ln, struct kid_seg *s)
-{
-    s->link = ln->fresh.segs;
-    ln->fresh.segs = s;
-    ln->fresh.n++;
-}
-
-void kvr__retire_kid_dir(struct lane *ln, struct kid_dir *d)
-{
-    d->link = ln->fresh.kid_dirs;
-    ln->fresh.kid_dirs = d;
-    ln->fresh.n++;
-}
-
-void kvr__retire_ref_dir(struct lane *ln, struct ref_dir *d)
-{
-    d->link = ln->fresh.ref_dirs;
-    ln->fresh.ref_dirs = d;
-    ln->fresh.n++;
-}
-
-/* Takes over `carrier`, a record made to carry the slot to its reuse. A list that was made for a run which never came is still there. */
-void kvr__retire_slot(struct lane *ln, struct rank *carrier)
-{
-    KVR_ASSERT(carrier->held_n == 0);
-    kvr_mem_put(&ln->mem, carrier->held, carrier->held_cap * sizeof *carrier->held);
-    carrier->held = NULL;
-    carrier->held_cap = 0;
-    carrier->next_free = ln->fresh.dead;
-    ln->fresh.dead = carrier;
-    ln->fresh.n++;
-}
-
 static void free_collection(struct lane *ln, struct limbo *l)
 {
     struct limbo g = *l;
     *l = (struct limbo){0};
     while (g.runs) {
         struct run *r = g.runs;
-        g.runs = get_link(r);
+        g.runs = kvr__limbo_next(r);
         if (r->high) kvr__id_put(ln, r->id);
         kvr__run_release(ln, r);
     }

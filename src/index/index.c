@@ -59,20 +59,6 @@ static int lane_init(struct kvr_index *ix, struct lane *ln)
     return kvr__names_init(ln);
 }
 
-/* The byte cap less what readers and the directory take, in equal shares. */
-void kvr__share_cap(struct kvr_index *ix)
-{
-    kvr_lock(&ix->readers_lock);
-    size_t max = ix->config.bytes_max, rest = max > ix->mem.bytes ? max - ix->mem.bytes : 1;
-    kvr_unlock(&ix->readers_lock);
-    if (!max) return;
-    for (uint32_t i = 0; i < ix->lanes_n; i++) {
-        kvr_lock(&ix->lanes[i].lock);
-        ix->lanes[i].mem.bytes_max = KVR_MAX(rest / ix->lanes_n, (size_t)1);
-        kvr_unlock(&ix->lanes[i].lock);
-    }
-}
-
 /* Gives up what is over the cap; stops when nothing comes back, because readers may still look at it. */
 static void keep_cap(struct lane *ln)
 {

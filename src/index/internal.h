@@ -1,29 +1,36 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The index, inside.
+ * The index, inside. In layers, the lowest first: a file calls those before it in this list and none behind it.
  *
- *   simd.c     comparing arrays of hashes: portable and vector paths with equal results
- *   epoch.c    when memory that readers may see can be reused
- *   slab.c     memory for runs, by size classes
- *   names.c    one table from block hash to run, for all ranks of a lane
- *   kids.c     one table from (run, offset, local hash) to child run, read without locks
- *   cover.c    who holds how much of a run
- *   runs.c     runs: made, extended, trimmed, freed
- *   aliases.c  names of ranks whose engine calls a block differently
- *   ranks.c    (worker, rank) pairs and the list of runs each one holds
- *   apply.c    stored, removed, cleared
- *   batch.c    many events at once, with prefetching
- *   predict.c  blocks known from routing decisions: time to live, pruning
- *   evict.c    capacities and the byte cap: least recently used first
- *   match.c    queries
- *   windows.c  cache groups with a window: what of a match they allow
- *   usage.c    use frequencies
- *   prefix.c   sequence hashes of blocks on the device
- *   tier_set.c sets of blocks in lower tiers
- *   tiers.c    host, disk and external tiers, pools
- *   dump.c     dump and restore
- *   check.c    every invariant below
- *   index.c    lanes and the public calls
+ *   ground    simd.c      comparing arrays of hashes: portable and vector paths with equal results
+ *             limbo.c     what was unlinked and waits until no reader looks at it
+ *             slab.c      memory for runs, by size classes
+ *             names.c     one table from block hash to run, for all ranks of a lane
+ *             kids.c      one table from (run, offset, local hash) to child run, read without locks
+ *             usage.c     use frequencies
+ *   runs      cover.c     who holds how much of a run
+ *             prefix.c    sequence hashes of blocks on the device
+ *             runs.c      runs: made, extended, trimmed, freed
+ *             predict.c   blocks known from routing decisions: how long they live
+ *   ranks     walks.c     where walks of ranks stand
+ *             holdings.c  the list of runs that a rank holds
+ *             aliases.c   names of ranks whose engine calls a block differently
+ *             places.c    from a name to the block that a rank calls so, and back
+ *             tier_set.c  sets of blocks in lower tiers
+ *             pools.c     which ranks share their external tier
+ *             ranks.c     (worker, rank) pairs and their slots
+ *             tiers.c     what a rank has in host, disk and external tiers
+ *   readers   epoch.c     when memory that readers may see can be reused
+ *             windows.c   cache groups with a window: what of a match they allow
+ *             match.c     queries
+ *   changes   apply.c     stored, removed
+ *             expire.c    blocks known from routing decisions: given up
+ *             leaving.c   cleared: what ranks held that were emptied at once
+ *             evict.c     capacities and the byte cap: least recently used first
+ *   calls     check.c     every invariant below
+ *             index.c     lanes and the public calls
+ *             batch.c     many events at once, with prefetching
+ *             dump.c      dump and restore
  *
  * Picture of one lane.
  *
@@ -363,6 +370,16 @@ struct way {
     size_t steps_n, steps_cap, fresh_cap, hashes_n, hashes_cap;
 };
 
+/* ---- walks ------------------------------------------------------------------------------------------- */
+
+struct standing { /* where a walk stands (walks.c); under the lane's lock */
+    struct standing *link;
+    struct rank *rk; /* NULL: gone */
+    uint32_t run;    /* the next to visit; 0: the device tier is done */
+    uint32_t edge[KVR_TIER_COUNT - 1];
+    bool disturbed; /* events do not make up for what happened */
+};
+
 /* ---- lanes ------------------------------------------------------------------------------------------- */
 
 struct limbo { /* unlinked while the epoch was `epoch` */
@@ -410,11 +427,11 @@ struct lane {
     struct way way;
     bool note_leavers;    /* names that go are remembered, by ranks that remember */
     uint32_t serials;     /* given to ranks */
-    struct rank *leaving; /* what ranks held that were emptied at once (ranks.c) */
+    struct rank *leaving; /* what ranks held that were emptied at once (leaving.c) */
     uint64_t *dropped;    /* names the current event has dropped, for its remaining names */
     size_t dropped_n, dropped_cap;
     bool note_drops;
-    struct kvr_index_walk *walks;    /* dump.c: to be told of what goes */
+    struct standing *walks;          /* to be told of what goes */
     struct kvr_index_stats counters; /* event counters only */
 };
 
@@ -461,16 +478,14 @@ struct kvr_index {
     struct lane lanes[];
 };
 
-/* ---- epoch.c */
-void kvr__reader_enter(struct kvr_index_reader *r);
-void kvr__reader_leave(struct kvr_index_reader *r);
+/* ---- limbo.c */
 void kvr__retire_run(struct lane *ln, struct run *r, bool with_id);
 void kvr__retire_cover(struct lane *ln, struct cover *c);
 void kvr__retire_seg(struct lane *ln, struct kid_seg *s);
 void kvr__retire_kid_dir(struct lane *ln, struct kid_dir *d);
 void kvr__retire_ref_dir(struct lane *ln, struct ref_dir *d);
 void kvr__retire_slot(struct lane *ln, struct rank *carrier);
-void kvr__reclaim(struct lane *ln, bool now); /* lane locked */
+struct run *kvr__limbo_next(const struct run *r); /* of a collection */
 
 /* ---- slab.c */
 size_t kvr__slab_round(size_t bytes);
@@ -504,6 +519,11 @@ void kvr__kid_put(struct lane *ln, uint32_t hash, uint32_t id);
 void kvr__kid_del(struct lane *ln, uint32_t hash, uint32_t id);
 void kvr__kid_prefetch(const struct lane *ln, uint32_t hash);
 uint32_t kvr__kid_peek(const struct lane *ln, uint32_t hash); /* unverified */
+
+/* ---- usage.c */
+int kvr__usage_create(struct kvr_index *ix);
+void kvr__usage_destroy(struct kvr_index *ix);
+uint64_t kvr__usage_dropped(struct kvr_index *ix);
 
 /* ---- runs.c */
 static inline struct run_ref *kvr__ref_in(const struct ref_dir *d, uint32_t id)
@@ -570,25 +590,45 @@ uint32_t kvr__cover_live(const struct run *r);
 void kvr__cover_free(struct lane *ln, struct cover *c);
 size_t kvr__cover_bytes(const struct cover *c);
 
-/* ---- ranks.c */
-static inline struct slot *kvr__slot(const struct lane *ln, uint32_t s)
-{
-    return atomic_load_explicit(&ln->slots[s >> SLOT_BITS], ACQ) + (s & (SLOT_CHUNK - 1));
-}
-struct rank *kvr__rank_find(struct kvr_index *ix, struct kvr_worker w);          /* ranks_lock held */
-int kvr__rank_get(struct kvr_index *ix, struct kvr_worker w, struct rank **out); /* makes it; ranks_lock held shared at entry and exit */
-void kvr__rank_forget(struct kvr_index *ix, struct rank *rk);                    /* ranks_lock held exclusive; holds nothing */
-void kvr__ranks_destroy(struct kvr_index *ix);
+/* ---- prefix.c */
+/* The sequence hash of the prefix that ends with a block of the tree, and the block's position. Returns: 0, -KVR_ENOTFOUND behind a start
+ * position, -KVR_ELIMIT, -KVR_ENOMEM. */
+int kvr__prefix_of(struct lane *ln, uint32_t run, uint32_t off, uint64_t *hash, uint32_t *position);
+void kvr__prefix_forget(struct lane *ln, uint32_t run); /* its id will be another run's */
+void kvr__prefix_destroy(struct lane *ln);
+
+/* ---- predict.c */
+void kvr__predict_begin(struct lane *ln); /* before the stores of one decision */
+int kvr__predict_reserve(struct lane *ln, size_t runs);
+void kvr__predict_add(struct lane *ln, struct rank *rk, uint32_t run, uint32_t held, uint32_t cut, uint64_t expiry);
+void kvr__predict_perm(struct lane *ln, struct rank *rk, uint32_t run, uint32_t cut);             /* events hold [0, cut) now */
+void kvr__predict_cut(struct lane *ln, uint32_t slot, uint32_t run, uint32_t cut);                /* holding shrank to cut */
+bool kvr__predict_is_permanent(const struct lane *ln, uint32_t slot, uint32_t run, uint32_t off); /* of a block that is held: by events */
+/* Are there blocks whose time has come? */
+bool kvr__predict_is_due(const struct lane *ln, uint64_t now);
+/* The step that goes first, of which there is one. Returns: the share that is left when at most `most` of its blocks are given up. */
+uint32_t kvr__predict_first(const struct lane *ln, size_t most, uint32_t *slot, uint32_t *run);
+void kvr__predict_destroy(struct lane *ln);
+bool kvr__predict_check(const struct lane *ln, const char **why);
+
+/* ---- walks.c */
+void kvr__walks_run_goes(struct lane *ln, const struct rank *rk, uint32_t pos); /* before the run at that place is dropped */
+void kvr__walks_edge_goes(struct lane *ln, uint32_t id, uint32_t next);
+void kvr__walks_disturbed(struct lane *ln, const struct rank *rk); /* replaying events will not make up for this one */
+void kvr__walks_rank_goes(struct lane *ln, const struct rank *rk);
+void kvr__walks_rank_empties(struct lane *ln, const struct rank *rk);
+/* What comes after the run at a place, in preorder, leaving out what is behind it. */
+uint32_t kvr__walk_past(const struct lane *ln, const struct rank *rk, uint32_t pos);
+
+/* ---- holdings.c */
 int kvr__rank_reserve(struct lane *ln, struct rank *rk);                       /* room for one more run */
 uint32_t kvr__rank_add(struct lane *ln, struct rank *rk, const struct run *r); /* the new place; after reserve */
 void kvr__rank_drop(struct lane *ln, struct rank *rk, uint32_t pos);           /* it has no children left */
-uint32_t kvr__rank_kid(const struct rank *rk, const struct run *r);            /* place of the first child, or NO_PLACE */
-void kvr__rank_clear(struct lane *ln, struct rank *rk);                        /* gives up every device block at once (R3) */
-void kvr__slot_free(struct lane *ln, uint32_t slot);
-/* Empties a rank, in all tiers, and leaves what it held to kvr__drain. false: memory is short, and nothing was done. */
-bool kvr__rank_set_aside(struct lane *ln, struct rank *rk);
-size_t kvr__drain(struct lane *ln, size_t blocks); /* gives back about so many blocks of what leaves; returns how many */
-void kvr__leaving_destroy(struct lane *ln);
+/* Place of the first child, or NO_PLACE. */
+static inline uint32_t kvr__rank_kid(const struct rank *rk, const struct run *r)
+{
+    return rk->held[kvr__cover_pos_of(r, kvr__grip(r, rk->slot))].kid;
+}
 
 /* ---- aliases.c: one block of one rank is named by an alias object */
 int kvr__alias_convert(struct lane *ln, struct rank *rk, struct run *r); /* plain -> aliased */
@@ -600,48 +640,25 @@ uint32_t kvr__alias_count(const struct lane *ln, uint32_t head, uint32_t off);
 bool kvr__alias_remove(struct lane *ln, struct run *r, struct grip g, uint32_t alias, uint64_t name); /* false: the block must go */
 void kvr__alias_cut(struct lane *ln, struct run *r, struct grip g, uint32_t len);                     /* drops names at and past len */
 
-/* ---- apply.c */
+/* ---- places.c */
 struct place {
     uint32_t run, off, alias;
 };
-bool kvr__resolve(const struct lane *ln, const struct rank *rk, uint64_t name, struct place *out);
-int kvr__store(struct lane *ln, struct rank *rk, const struct kvr_event *ev);
-int kvr__store_predicted(struct lane *ln, struct rank *rk, const uint64_t *locals, const uint64_t *names, size_t n, uint64_t expiry);
-int kvr__remove(struct lane *ln, struct rank *rk, const uint64_t *names, size_t n);
-void kvr__shrink(struct lane *ln, struct rank *rk, uint32_t run, uint32_t cut); /* gives up blocks from cut on, and all behind */
-void kvr__give_up_run(struct lane *ln, struct rank *rk, struct run *r);         /* the rank holds nothing behind it; may free it */
-/* When the rank holds nothing behind a run: gives it up, and the runs above with which that becomes true too. */
-void kvr__drop_run(struct lane *ln, struct rank *rk, uint32_t run);
-
-/* ---- predict.c */
-void kvr__predict_begin(struct lane *ln); /* before the stores of one decision */
-int kvr__predict_reserve(struct lane *ln, size_t runs);
-void kvr__predict_add(struct lane *ln, struct rank *rk, uint32_t run, uint32_t held, uint32_t cut, uint64_t expiry);
-void kvr__predict_perm(struct lane *ln, struct rank *rk, uint32_t run, uint32_t cut);             /* events hold [0, cut) now */
-void kvr__predict_cut(struct lane *ln, uint32_t slot, uint32_t run, uint32_t cut);                /* holding shrank to cut */
-bool kvr__predict_is_permanent(const struct lane *ln, uint32_t slot, uint32_t run, uint32_t off); /* of a block that is held: by events */
-/* Are there blocks whose time has come? */
-bool kvr__predict_is_due(const struct lane *ln, uint64_t now);
-/* Gives up such blocks, at most so many, or of so many decisions. Returns: how many. */
-size_t kvr__predict_expire(struct lane *ln, uint64_t now, size_t most);
-/* From when there are more than `max` until there are no more than `target`, gives up the oldest, `most` at a time: giving up all at once
- * takes as long as there are many, and everybody who records waits. Returns: how many. */
-size_t kvr__predict_keep_within(struct lane *ln, size_t max, size_t target, size_t most);
-size_t kvr__predict_prune(struct lane *ln, size_t target);
-void kvr__predict_destroy(struct lane *ln);
-bool kvr__predict_check(const struct lane *ln, const char **why);
-
-/* ---- evict.c */
-bool kvr__evict_for_bytes(struct lane *ln); /* false: nothing left to give */
-void kvr__evict_tick(struct lane *ln);
-void kvr__evict_for_capacity(struct lane *ln, struct rank *rk);
-
-/* ---- prefix.c */
-/* The sequence hash of the prefix that ends with a block of the tree, and the block's position. Returns: 0, -KVR_ENOTFOUND behind a start
- * position, -KVR_ELIMIT, -KVR_ENOMEM. */
-int kvr__prefix_of(struct lane *ln, uint32_t run, uint32_t off, uint64_t *hash, uint32_t *position);
-void kvr__prefix_forget(struct lane *ln, uint32_t run); /* its id will be another run's */
-void kvr__prefix_destroy(struct lane *ln);
+struct lookup {
+    const struct lane *ln;
+    const struct rank *rk;
+    uint64_t name;
+    struct place *out;
+    bool elsewhere; /* some run has the name, whoever holds it */
+};
+bool kvr__lookup_visit(void *ctx, uint32_t id);
+/* Where the rank has a block of this name. */
+static inline bool kvr__resolve(const struct lane *ln, const struct rank *rk, uint64_t name, struct place *out)
+{
+    struct lookup k = {ln, rk, name, out, false};
+    return kvr__names_each(ln, name, kvr__lookup_visit, &k);
+}
+uint64_t kvr__block_name(const struct lane *ln, const struct rank *rk, struct run *r, uint32_t off); /* what the rank calls it */
 
 /* ---- tier_set.c */
 uint32_t kvr__tier_find(const struct tier_set *t, uint32_t owner, enum tier_key by, uint64_t key); /* 0: none */
@@ -649,6 +666,27 @@ int kvr__tier_put(struct tier_set *t, struct tier_list *l, const struct tier_ent
 void kvr__tier_take(struct tier_set *t, struct tier_list *l, uint32_t id);
 void kvr__tier_first(struct tier_set *t, struct tier_list *l, uint32_t id);
 void kvr__tier_set_free(struct tier_set *t);
+
+/* ---- pools.c */
+struct pool *kvr__pool_of(struct kvr_index *ix, struct kvr_worker w);                              /* NULL: none */
+int kvr__pool_enlist(struct kvr_index *ix, struct kvr_worker w, uint64_t pool, struct pool **out); /* pools_lock held; pool 0: leaves it */
+void kvr__pools_leave(struct kvr_index *ix, uint64_t worker_id);
+void kvr__pools_destroy(struct kvr_index *ix);
+
+/* ---- ranks.c */
+static inline struct slot *kvr__slot(const struct lane *ln, uint32_t s)
+{
+    return atomic_load_explicit(&ln->slots[s >> SLOT_BITS], ACQ) + (s & (SLOT_CHUNK - 1));
+}
+int kvr__slot_new(struct lane *ln, uint32_t *out);
+void kvr__slot_give(struct lane *ln, uint32_t slot, struct rank *rk);
+void kvr__slot_free(struct lane *ln, uint32_t slot);
+void kvr__slot_kill(struct lane *ln, uint32_t slot);                             /* readers leave it out from now on */
+struct rank *kvr__rank_find(struct kvr_index *ix, struct kvr_worker w);          /* ranks_lock held */
+int kvr__rank_get(struct kvr_index *ix, struct kvr_worker w, struct rank **out); /* makes it; ranks_lock held shared at entry and exit */
+void kvr__rank_forget(struct kvr_index *ix, struct rank *rk);                    /* ranks_lock held exclusive; holds nothing */
+void kvr__ranks_destroy(struct kvr_index *ix);
+void kvr__share_cap(struct kvr_index *ix);
 
 /* ---- tiers.c */
 /* Returns: 0, -KVR_EPARENT or -KVR_ENOTFOUND for what has no place (the rest is applied), -KVR_EINVAL, -KVR_ENOMEM. */
@@ -662,27 +700,16 @@ void kvr__tiers_leave(struct lane *ln, struct rank *rk, struct run *r, uint32_t 
 size_t kvr__tiers_expire(struct lane *ln, struct rank *rk); /* returns how many blocks went */
 size_t kvr__pools_expire(struct kvr_index *ix);
 int kvr__tiers_join(struct lane *ln, struct rank *rk, uint64_t pool);
-void kvr__pools_leave(struct kvr_index *ix, uint64_t worker_id);
-struct pool *kvr__pool_of(struct kvr_index *ix, struct kvr_worker w); /* NULL: none */
-void kvr__pools_destroy(struct kvr_index *ix);
 /* reach->depth[KVR_TIER_DEVICE] is given, the others are written. prefixes: the query's sequence hashes. */
 void kvr__tiers_reach(struct lane *ln, struct rank *rk, const uint64_t *prefixes, size_t n, struct kvr_reach *reach);
 size_t kvr__tiers_fell_short(struct lane *ln, struct rank *rk, const uint64_t *prefixes, size_t from, size_t n);
 /* One block of a rank's list for a tier, as a stored event. Returns: the next one, 0 at the end. */
 uint32_t kvr__tier_dump(const struct lane *ln, const struct tier_side *side, uint32_t id, struct kvr_event *ev, struct kvr_block *b);
 
-/* ---- usage.c */
-int kvr__usage_create(struct kvr_index *ix);
-void kvr__usage_destroy(struct kvr_index *ix);
-uint64_t kvr__usage_dropped(struct kvr_index *ix);
-
-/* ---- dump.c */
-void kvr__walks_run_goes(struct lane *ln, const struct rank *rk, uint32_t pos); /* before the run at that place is dropped */
-void kvr__walks_edge_goes(struct lane *ln, uint32_t id, uint32_t next);
-void kvr__walks_disturbed(struct lane *ln, const struct rank *rk); /* replaying events will not make up for this one */
-void kvr__walks_rank_goes(struct lane *ln, const struct rank *rk);
-void kvr__walks_rank_empties(struct lane *ln, const struct rank *rk);
-uint64_t kvr__block_name(const struct lane *ln, const struct rank *rk, struct run *r, uint32_t off); /* what the rank calls it */
+/* ---- epoch.c */
+void kvr__reader_enter(struct kvr_index_reader *r);
+void kvr__reader_leave(struct kvr_index_reader *r);
+void kvr__reclaim(struct lane *ln, bool now); /* lane locked */
 
 /* ---- windows.c */
 void kvr__windows_clear(struct kvr_index *ix, struct kvr_worker w, bool groups_too);
@@ -694,16 +721,42 @@ size_t kvr__windows_cut(struct kvr_index *ix, const uint64_t *q, struct kvr_over
 uint32_t kvr__next_mark(struct kvr_index_reader *rd); /* for `written` */
 void kvr__match_touch(const struct lane *ln, struct run_ref *ref);
 
-/* ---- batch.c */
-void kvr__fetch_buckets(const struct lane *ln, const struct kvr_event *ev);
+/* ---- apply.c */
+void kvr__fetch_buckets(const struct lane *ln, const struct kvr_event *ev); /* of the names that applying it will ask for */
+int kvr__store(struct lane *ln, struct rank *rk, const struct kvr_event *ev);
+int kvr__store_predicted(struct lane *ln, struct rank *rk, const uint64_t *locals, const uint64_t *names, size_t n, uint64_t expiry);
+int kvr__remove(struct lane *ln, struct rank *rk, const uint64_t *names, size_t n);
+void kvr__shrink(struct lane *ln, struct rank *rk, uint32_t run, uint32_t cut); /* gives up blocks from cut on, and all behind */
+void kvr__give_up_run(struct lane *ln, struct rank *rk, struct run *r);         /* the rank holds nothing behind it; may free it */
+/* When the rank holds nothing behind a run: gives it up, and the runs above with which that becomes true too. */
+void kvr__drop_run(struct lane *ln, struct rank *rk, uint32_t run);
+
+/* ---- expire.c */
+/* Gives up blocks whose time has come, at most so many, or of so many decisions. Returns: how many. */
+size_t kvr__predict_expire(struct lane *ln, uint64_t now, size_t most);
+/* From when there are more than `max` until there are no more than `target`, gives up the oldest, `most` at a time: giving up all at once
+ * takes as long as there are many, and everybody who records waits. Returns: how many. */
+size_t kvr__predict_keep_within(struct lane *ln, size_t max, size_t target, size_t most);
+size_t kvr__predict_prune(struct lane *ln, size_t target);
+
+/* ---- leaving.c */
+void kvr__rank_clear(struct lane *ln, struct rank *rk); /* gives up every device block at once (R3) */
+/* Empties a rank, in all tiers, and leaves what it held to kvr__drain. false: memory is short, and nothing was done. */
+bool kvr__rank_set_aside(struct lane *ln, struct rank *rk);
+size_t kvr__drain(struct lane *ln, size_t blocks); /* gives back about so many blocks of what leaves; returns how many */
+void kvr__leaving_destroy(struct lane *ln);
+
+/* ---- evict.c */
+bool kvr__evict_for_bytes(struct lane *ln); /* false: nothing left to give */
+void kvr__evict_tick(struct lane *ln);
+void kvr__evict_for_capacity(struct lane *ln, struct rank *rk);
+
+/* ---- check.c */
+bool kvr__lane_check(struct lane *ln, const char **why);
 
 /* ---- index.c */
 int kvr__rank_of_event(struct kvr_index *ix, const struct kvr_event *ev, struct rank **out); /* ranks_lock held shared */
 int kvr__apply_alone(struct kvr_index *ix, const struct kvr_event *ev);                      /* ranks_lock held shared */
-void kvr__share_cap(struct kvr_index *ix);
-int kvr__apply_one(struct lane *ln, struct rank *rk, const struct kvr_event *ev); /* lane locked */
-
-/* ---- check.c */
-bool kvr__lane_check(struct lane *ln, const char **why);
+int kvr__apply_one(struct lane *ln, struct rank *rk, const struct kvr_event *ev);            /* lane locked */
 
 #endif

@@ -191,19 +191,17 @@ void kvr__predict_cut(struct lane *ln, uint32_t slot, uint32_t run, uint32_t cut
     if (!x->steps) pair_del(p, x);
 }
 
-/* ---- time and size --------------------------------------------------------------------------------------- */
+/* ---- looking ------------------------------------------------------------------------------------------- */
 
-/* Gives up the blocks of the list's first step, at most `most` of them, the deepest first. */
-static size_t give_first(struct lane *ln, size_t most)
+uint32_t kvr__predict_first(const struct lane *ln, size_t most, uint32_t *slot, uint32_t *run)
 {
-    struct predict *p = &ln->predict;
+    const struct predict *p = &ln->predict;
     struct step s = p->steps[p->head];
     const struct pair *x = find(p, s.run, s.slot);
     uint32_t below = s.down ? p->steps[s.down].cut : 0, to = KVR_MAX(below, x->perm);
-    if (s.cut - to > most) to = s.cut - (uint32_t)most;
-    size_t before = ln->blocks_n;
-    kvr__shrink(ln, ln->rank_of[s.slot], s.run, to);
-    return before - ln->blocks_n;
+    *slot = s.slot;
+    *run = s.run;
+    return s.cut - to > most ? s.cut - (uint32_t)most : to;
 }
 
 bool kvr__predict_is_permanent(const struct lane *ln, uint32_t slot, uint32_t run, uint32_t off)
@@ -216,28 +214,6 @@ bool kvr__predict_is_due(const struct lane *ln, uint64_t now)
 {
     const struct predict *p = &ln->predict;
     return p->head && p->steps[p->head].expiry <= now;
-}
-
-size_t kvr__predict_expire(struct lane *ln, uint64_t now, size_t most)
-{
-    size_t n = 0;
-    for (size_t steps = 0; steps < most && n < most && kvr__predict_is_due(ln, now); steps++) n += give_first(ln, most - n);
-    return n;
-}
-
-size_t kvr__predict_prune(struct lane *ln, size_t target)
-{
-    struct predict *p = &ln->predict;
-    size_t n = 0;
-    while (p->head && p->blocks > target) n += give_first(ln, p->blocks - target);
-    return n;
-}
-
-size_t kvr__predict_keep_within(struct lane *ln, size_t max, size_t target, size_t most)
-{
-    struct predict *p = &ln->predict;
-    p->pruning = p->pruning ? p->blocks > target : p->blocks > max;
-    return p->pruning ? kvr__predict_prune(ln, KVR_MAX(target, p->blocks - KVR_MIN(p->blocks, most))) : 0;
 }
 
 bool kvr__predict_check(const struct lane *ln, const char **why)

@@ -33,7 +33,7 @@
 
 #include "index/internal.h"
 
-enum { REMEMBERED_MAX = 16384, REMEMBERED_S = 60, ENDS = 4, COPIES_MAX = 1 << 20, POOLS_MAX = 64 };
+enum { REMEMBERED_MAX = 16384, REMEMBERED_S = 60, ENDS = 4, COPIES_MAX = 1 << 20 };
 
 struct spot { /* where a block is */
     uint64_t prefix, parent, local;
@@ -407,94 +407,16 @@ size_t kvr__pools_expire(struct kvr_index *ix)
     return n;
 }
 
-/* ---- pools -------------------------------------------------------------------------------------------------------- */
-
-/* pools_lock is held. */
-static struct pool *pool_get(struct kvr_index *ix, uint64_t id)
-{
-    uint32_t n = 0;
-    for (struct pool *p = ix->pools; p; p = p->next, n++)
-        if (p->id == id) return p;
-    struct pool *p = n < POOLS_MAX ? kvr_mem_zget(&ix->pools_mem, sizeof *p) : NULL;
-    if (!p) return NULL;
-    *p = (struct pool){.next = ix->pools, .id = id, .owner = (n + 1) << 2 | KVR_TIER_EXTERNAL};
-    return ix->pools = p;
-}
-
-/* Where the entry of a pair is, or would be. pools_lock is held. */
-static struct pool_member **member_at(struct kvr_index *ix, struct kvr_worker w)
-{
-    struct pool_member **at = &ix->members;
-    while (*at && kvr_worker_cmp((*at)->worker, w)) at = &(*at)->next;
-    return at;
-}
-
-struct pool *kvr__pool_of(struct kvr_index *ix, struct kvr_worker w)
-{
-    kvr_lock(&ix->pools_lock);
-    const struct pool_member *m = *member_at(ix, w);
-    struct pool *p = m ? m->pool : NULL;
-    kvr_unlock(&ix->pools_lock);
-    return p;
-}
-
-/* pools_lock is held. */
-static int enlist(struct kvr_index *ix, struct kvr_worker w, uint64_t pool, struct pool **out)
-{
-    struct pool_member **at = member_at(ix, w), *m = *at;
-    struct pool *p = pool ? pool_get(ix, pool) : NULL;
-    if (pool && !p) return -KVR_ECAPACITY;
-    if (!pool && m) {
-        *at = m->next;
-        kvr_mem_put(&ix->pools_mem, m, sizeof *m);
-    } else if (pool) {
-        if (!m && !(*at = m = kvr_mem_zget(&ix->pools_mem, sizeof *m))) return -KVR_ENOMEM;
-        m->worker = w;
-        m->pool = p;
-    }
-    *out = p;
-    return 0;
-}
-
-void kvr__pools_leave(struct kvr_index *ix, uint64_t worker_id)
-{
-    kvr_lock(&ix->pools_lock);
-    for (struct pool_member **at = &ix->members, *m; (m = *at) != NULL;) {
-        if (m->worker.worker_id != worker_id) {
-            at = &m->next;
-            continue;
-        }
-        *at = m->next;
-        kvr_mem_put(&ix->pools_mem, m, sizeof *m);
-    }
-    kvr_unlock(&ix->pools_lock);
-}
-
 int kvr__tiers_join(struct lane *ln, struct rank *rk, uint64_t pool)
 {
     struct pool *p = NULL;
     kvr_lock(&ln->ix->pools_lock);
-    int rc = enlist(ln->ix, rk->worker, pool, &p);
+    int rc = kvr__pool_enlist(ln->ix, rk->worker, pool, &p);
     kvr_unlock(&ln->ix->pools_lock);
     if (rc) return rc;
     if (p != rk->pool) kvr__tiers_clear(ln, rk, KVR_TIER_EXTERNAL);
     rk->pool = p;
     return 0;
-}
-
-void kvr__pools_destroy(struct kvr_index *ix)
-{
-    kvr__tier_set_free(&ix->pooled);
-    while (ix->members) {
-        struct pool_member *m = ix->members;
-        ix->members = m->next;
-        kvr_mem_put(&ix->pools_mem, m, sizeof *m);
-    }
-    while (ix->pools) {
-        struct pool *p = ix->pools;
-        ix->pools = p->next;
-        kvr_mem_put(&ix->pools_mem, p, sizeof *p);
-    }
 }
 
 /* ---- queries ------------------------------------------------------------------------------------------------------ */
