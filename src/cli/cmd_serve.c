@@ -11,6 +11,7 @@
 #include "cli/serve_cli.h"
 #include "app/serve/config/policy_file.h"
 #include "cli/tokenizer_rows.h"
+#include "wire/handoff_protocol.h"
 
 #define AT(field) offsetof(struct serve_cli, o.field)
 #define NUM(name, field, initial, lo, hi, env, help)                                                                                       \
@@ -213,7 +214,7 @@
 
 /* Of fleets with prefill and decode workers. */
 #define LEG_ROWS                                                                                                                           \
-    ENU("kv-protocol", kv_protocol, "vllm-nixl", "vllm-nixl|vllm-nixl-push|vllm-mooncake|vllm-p2p|sglang|trtllm|none", NULL,               \
+    ENU("kv-protocol", kv_protocol, "vllm-nixl", KVR_KV_PROTOCOL_VALUES, NULL,                                                             \
         "how prefill and decode workers (role=) hand a computed prompt over; none: they share a store that finds it by the prompt"),       \
         BOO("enforce-disagg", enforce_disagg, "false", "DYN_ENFORCE_DISAGG",                                                               \
             "decode workers get no request that was not prefilled elsewhere, also when no prefill worker is up"),                          \
