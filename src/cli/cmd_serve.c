@@ -180,7 +180,7 @@
         WOR("replica-sync-peers", replica_sync_peers, NULL, "tcp://HOST:PORT,...", NULL, "the other routers' replica-sync ports"),         \
         NUM("indexer-shards", indexer_shards, "1", 1, 64, NULL,                                                                            \
             "parts of an index that are written without waiting for each other; a rank is assigned to the emptiest at first sight"),       \
-        ENU("discovery", discovery, "static", "static|file|dns|nats", NULL, "where workers are found, beside those that are configured"),  \
+        ENU("discovery", discovery, "static", DISCOVERY_VALUES, NULL, "where workers are found, beside those that are configured"),        \
         STR("discovery-target", discovery_target, NULL, "FILE|NAME:PORT|_SERVICE._PROTO.NAME", NULL,                                       \
             "file: one --worker value a line; dns: whose addresses or SRV records"),                                                       \
         ENU("discovery-scheme", discovery_scheme, "http", "http|https", NULL, "dns: how the workers are spoken to"),                       \
