@@ -11,6 +11,7 @@
 #include "cli/serve_cli.h"
 #include "app/serve/config/policy_file.h"
 #include "cli/tokenizer_rows.h"
+#include "wire/handoff_protocol.h"
 
 #define AT(field) offsetof(struct serve_cli, o.field)
 #define NUM(name, field, initial, lo, hi, env, help)                                                                                       \
@@ -179,7 +180,7 @@
         WOR("replica-sync-peers", replica_sync_peers, NULL, "tcp://HOST:PORT,...", NULL, "the other routers' replica-sync ports"),         \
         NUM("indexer-shards", indexer_shards, "1", 1, 64, NULL,                                                                            \
             "parts of an index that are written without waiting for each other; a rank is assigned to the emptiest at first sight"),       \
-        ENU("discovery", discovery, "static", "static|file|dns|nats", NULL, "where workers are found, beside those that are configured"),  \
+        ENU("discovery", discovery, "static", DISCOVERY_VALUES, NULL, "where workers are found, beside those that are configured"),        \
         STR("discovery-target", discovery_target, NULL, "FILE|NAME:PORT|_SERVICE._PROTO.NAME", NULL,                                       \
             "file: one --worker value a line; dns: whose addresses or SRV records"),                                                       \
         ENU("discovery-scheme", discovery_scheme, "http", "http|https", NULL, "dns: how the workers are spoken to"),                       \
@@ -213,7 +214,7 @@
 
 /* Of fleets with prefill and decode workers. */
 #define LEG_ROWS                                                                                                                           \
-    ENU("kv-protocol", kv_protocol, "vllm-nixl", "vllm-nixl|vllm-nixl-push|vllm-mooncake|vllm-p2p|sglang|trtllm|none", NULL,               \
+    ENU("kv-protocol", kv_protocol, "vllm-nixl", KVR_KV_PROTOCOL_VALUES, NULL,                                                             \
         "how prefill and decode workers (role=) hand a computed prompt over; none: they share a store that finds it by the prompt"),       \
         BOO("enforce-disagg", enforce_disagg, "false", "DYN_ENFORCE_DISAGG",                                                               \
             "decode workers get no request that was not prefilled elsewhere, also when no prefill worker is up"),                          \

@@ -7,13 +7,10 @@ static const struct {
     const char *name;
     bool at_once;
 } protocols[KVR_KV_PROTOCOLS] = {
-    [KVR_KV_VLLM_NIXL] = {"vllm-nixl", false},
-    [KVR_KV_VLLM_NIXL_PUSH] = {"vllm-nixl-push", true},
-    [KVR_KV_VLLM_MOONCAKE] = {"vllm-mooncake", true},
-    [KVR_KV_VLLM_P2P] = {"vllm-p2p", false},
-    [KVR_KV_SGLANG] = {"sglang", true},
-    [KVR_KV_TRTLLM] = {"trtllm", false},
-    [KVR_KV_NONE] = {"none", false},
+#define ROW(id, name, at_once) [KVR_KV_##id] = {name, at_once},
+    KVR_KV_ROWS(ROW)
+#undef ROW
+        [KVR_KV_NONE] = {"none", false},
 };
 
 const char *kvr_kv_protocol_name(enum kvr_kv_protocol p)

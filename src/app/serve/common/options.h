@@ -28,6 +28,7 @@ enum { TIMEOUT_MAX_S = 864000, RETRIES_MAX = 7 };
 enum { DOMAIN_OFF, DOMAIN_PREFERRED, DOMAIN_REQUIRED }; /* --kv-transfer-domain */
 enum { DISAGG_USAGE_MERGE, DISAGG_USAGE_DECODE };
 enum { DISCOVERY_STATIC, DISCOVERY_FILE, DISCOVERY_DNS, DISCOVERY_NATS };
+#define DISCOVERY_VALUES "static|file|dns|nats" /* of --discovery, in that order */
 
 struct serve_options {
     bool check;       /* --check: the command line's */

@@ -10,8 +10,8 @@
 #include "base/base.h"
 #include "wire/yaml_map.h"
 
-#define KNOWN_LIMITS                                                                                                                       \
-    "requests_per_second, burst_requests, tokens_per_second, burst_tokens, max_concurrent, max_body_size, max_prompt_tokens"
+#define KNOWN_MAXIMUM(name, read, of_models) ", " #name
+#define KNOWN_LIMITS                         "requests_per_second, burst_requests, tokens_per_second, burst_tokens" KEY_MAXIMA(KNOWN_MAXIMUM)
 
 /* ---- values ------------------------------------------------------------------------------------------ */
 
@@ -130,9 +130,10 @@ static int limit_key(const struct kvr_yaml *y, const char *key, const yaml_node_
                  {"burst_tokens", &l->burst_tokens}};
     for (size_t i = 0; i < KVR_ARRAY_LEN(rates); i++)
         if (!strcmp(key, rates[i].key)) return read_rate(y, v, key, rates[i].out);
-    if (!strcmp(key, "max_concurrent")) return read_count(y, v, key, &l->max_concurrent);
-    if (!strcmp(key, "max_prompt_tokens")) return read_count(y, v, key, &l->max_prompt_tokens);
-    if (!strcmp(key, "max_body_size")) return read_size(y, v, key, &l->max_body_size);
+#define READ(name, read, of_models)                                                                                                        \
+    if (!strcmp(key, #name)) return read(y, v, key, &l->name);
+    KEY_MAXIMA(READ)
+#undef READ
     return 1;
 }
 
@@ -158,9 +159,10 @@ static void inherit(struct key_limits *l, const struct key_limits *from)
         l->tokens_per_second = from->tokens_per_second;
         l->burst_tokens = from->burst_tokens;
     }
-    if (!l->max_concurrent) l->max_concurrent = from->max_concurrent;
-    if (!l->max_body_size) l->max_body_size = from->max_body_size;
-    if (!l->max_prompt_tokens) l->max_prompt_tokens = from->max_prompt_tokens;
+#define INHERIT(name, read, of_models)                                                                                                     \
+    if (!l->name) l->name = from->name;
+    KEY_MAXIMA(INHERIT)
+#undef INHERIT
 }
 
 static int only_limit_key(const struct kvr_yaml *y, const char *key, const yaml_node_t *key_node, yaml_node_t *v, void *arg)
@@ -320,10 +322,18 @@ static int key_item(const struct kvr_yaml *y, yaml_node_t *n, void *arg)
 
 /* ---- the document ------------------------------------------------------------------------------------ */
 
+static bool may_limit_models(const char *key)
+{
+#define SAY(name, read, of_models)                                                                                                         \
+    if (!strcmp(key, #name)) return of_models;
+    KEY_MAXIMA(SAY)
+#undef SAY
+    return true;
+}
+
 static int model_limit_key(const struct kvr_yaml *y, const char *key, const yaml_node_t *key_node, yaml_node_t *v, void *arg)
 {
-    bool is_size = !strcmp(key, "max_body_size") || !strcmp(key, "max_prompt_tokens");
-    int rc = is_size ? 1 : limit_key(y, key, v, arg);
+    int rc = may_limit_models(key) ? limit_key(y, key, v, arg) : 1;
     return rc == 1 ? kvr_yaml_refuse(y, key_node, key,
                                      "unknown key of a model; allowed: requests_per_second, burst_requests, tokens_per_second, "
                                      "burst_tokens, max_concurrent")

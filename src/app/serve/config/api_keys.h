@@ -28,10 +28,18 @@ struct key_taints {
     char text[KEY_TAINTS_MAX][64];
 };
 
+/* A limit that is one number is a row: its name everywhere, how api_keys.c reads it, and whether a model may have it too. */
+#define KEY_MAXIMA(X)                                                                                                                      \
+    X(max_concurrent, read_count, true)                                                                                                    \
+    X(max_body_size, read_size, false)                                                                                                     \
+    X(max_prompt_tokens, read_count, false)
+
 /* 0: no limit. Where there is a rate there is a burst. */
 struct key_limits {
     double requests_per_second, burst_requests, tokens_per_second, burst_tokens;
-    uint64_t max_concurrent, max_body_size, max_prompt_tokens;
+#define KEY_MAXIMUM_FIELD(name, read, of_models) uint64_t name;
+    KEY_MAXIMA(KEY_MAXIMUM_FIELD)
+#undef KEY_MAXIMUM_FIELD
 };
 
 struct api_key {

@@ -13,9 +13,9 @@
 enum { LABELLED_MAX = 256 }; /* keys with metrics of their own; the others share those of OTHERS */
 #define OTHERS "_other"
 
-static const char *const refusals[KEY_REFUSALS] = {"missing",  "unknown",   "unlike_keys",      "expired",
-                                                   "model",    "body_size", "prompt_tokens",    "concurrency",
-                                                   "requests", "tokens",    "unfinished_bodies"};
+#define REASON(id, reason) reason,
+static const char *const refusals[KEY_REFUSALS] = {KEY_REFUSAL_REASONS(REASON)};
+#undef REASON
 
 /* ---- use --------------------------------------------------------------------------------------------- */
 
@@ -315,9 +315,10 @@ static void put_limits(struct kvr_buf *b, const struct key_limits *l)
     put_limit(b, "burst_requests", l->burst_requests);
     put_limit(b, "tokens_per_second", l->tokens_per_second);
     put_limit(b, "burst_tokens", l->burst_tokens);
-    if (l->max_concurrent) kvr_json_put_u64(b, "max_concurrent", l->max_concurrent);
-    if (l->max_body_size) kvr_json_put_u64(b, "max_body_size", l->max_body_size);
-    if (l->max_prompt_tokens) kvr_json_put_u64(b, "max_prompt_tokens", l->max_prompt_tokens);
+#define PUT(name, read, of_models)                                                                                                         \
+    if (l->name) kvr_json_put_u64(b, #name, l->name);
+    KEY_MAXIMA(PUT)
+#undef PUT
     kvr_json_close(b, '}');
 }
 

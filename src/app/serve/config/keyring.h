@@ -28,19 +28,25 @@ struct kvr_prom_page;
 struct policy_profile;
 struct config;
 
+/* Why a request is refused, and how /metrics calls it. */
+#define KEY_REFUSAL_REASONS(X)                                                                                                             \
+    X(MISSING, "missing")                                                                                                                  \
+    X(UNKNOWN, "unknown")                                                                                                                  \
+    X(UNLIKE, "unlike_keys")                                                                                                               \
+    X(EXPIRED, "expired")                                                                                                                  \
+    X(MODEL, "model")                                                                                                                      \
+    X(BODY, "body_size")                                                                                                                   \
+    X(PROMPT, "prompt_tokens")                                                                                                             \
+    X(CONCURRENT, "concurrency")                                                                                                           \
+    X(REQUESTS, "requests")                                                                                                                \
+    X(TOKENS, "tokens")                                                                                                                    \
+    X(UNFINISHED, "unfinished_bodies")
+
 enum key_refusal {
-    KEY_REFUSED_MISSING,
-    KEY_REFUSED_UNKNOWN,
-    KEY_REFUSED_UNLIKE,
-    KEY_REFUSED_EXPIRED,
-    KEY_REFUSED_MODEL,
-    KEY_REFUSED_BODY,
-    KEY_REFUSED_PROMPT,
-    KEY_REFUSED_CONCURRENT,
-    KEY_REFUSED_REQUESTS,
-    KEY_REFUSED_TOKENS,
-    KEY_REFUSED_UNFINISHED,
-    KEY_REFUSALS
+#define KEY_REFUSED(id, reason) KEY_REFUSED_##id,
+    KEY_REFUSAL_REASONS(KEY_REFUSED)
+#undef KEY_REFUSED
+        KEY_REFUSALS
 };
 
 enum { KEY_STATUSES = 6 }; /* by the first digit; 0: others */

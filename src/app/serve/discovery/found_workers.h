@@ -30,10 +30,10 @@ struct discovery {
     size_t found_n, known_n; /* that serve; all */
     uint64_t round, refused;
     bool in_round;
-    bool may_fit;     /* what waits may be taken: something was told, or has gone */
-    size_t workers_n; /* of the table, when that was tried */
-    bool settled;     /* all that was there at the start is told */
-    struct worker_spec *scratch;
+    bool may_fit;                /* what waits may be taken: something was told, or has gone */
+    size_t workers_n;            /* of the table, when that was tried */
+    bool settled;                /* all that was there at the start is told */
+    struct worker_spec *scratch; /* found_workers_tell reads into it: a finder has one of its own */
     /* that one of them which runs */
     struct discovery_file *file;
     struct discovery_dns *dns;
