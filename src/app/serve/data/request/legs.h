@@ -85,7 +85,7 @@ bool legs_asks_prefill(const struct request *r); /* the same, or it is to answer
 struct kvr_body *legs_prefill_body(struct request *r);
 struct kvr_body *legs_decode_body(struct request *r);
 struct kvr_body *legs_release_body(struct request *r);
-void legs_hand_over(struct request *r);       /* its prefill leg's answer has one */
+void legs_hand_over(struct request *r); /* its prefill leg's answer has one */
 /* Is the hand-off object young enough to be used, and does its prefill worker run still? A shared store needs neither. */
 bool legs_is_usable(const struct request *r);
 void legs_drop_handoff(struct request *r);
