@@ -114,8 +114,9 @@ def predicts(router, text, port=8080):
 
 def settled(router, port=9090):
     with router:
-        wait_for("all views are whole", lambda: (lambda v: v and all(x["trusted"] and x["view"] == "whole" for x in v))(
-            [v for w in call(port, "GET", "/workers").json() for v in w["views"]]))
+        wait_for("all are up, and their views whole", lambda: (lambda ws: ws and all(
+            w["status"] == "up" and w["views"] and all(v["trusted"] and v["view"] == "whole" for v in w["views"]) for w in ws))(
+            call(port, "GET", "/workers").json()))
 
 
 def test_readme_in_front_of_your_workers(start, machines):
