@@ -28,17 +28,7 @@ static void put_rank(struct kvr_buf *b, const struct mock_kv *kv, uint64_t rank)
 {
     char at[MOCK_KV_HOST_MAX + 16];
     snprintf(at, sizeof at, "%s:%u", mock_kv_own_host(kv->mock), (unsigned)kv->ports[rank].number);
-    kvr_json_key_u64(b, rank);
-    kvr_json_open(b, '{');
-    kvr_json_put_str(b, "engine_id", kv->ports[rank].engine);
-    kvr_json_key(b, "worker_addr");
-    kvr_json_open(b, '{');
-    kvr_json_key_u64(b, 0);
-    kvr_json_open(b, '{');
-    kvr_json_put_str(b, "0", at);
-    kvr_json_close(b, '}');
-    kvr_json_close(b, '}');
-    kvr_json_close(b, '}');
+    kvr_json_printf(b, "'%ju':{'engine_id':%s,'worker_addr':{'0':{'0':%s}}}", rank, kv->ports[rank].engine, at);
 }
 
 static void on_boot_request(struct kvr_http_conn *c, void *ctx)
@@ -56,17 +46,6 @@ static void on_boot_request(struct kvr_http_conn *c, void *ctx)
     mock_reply_json(c, 200, &b);
 }
 
-static void on_boot_gone(struct kvr_http_conn *c, void *ctx)
-{
-    (void)c;
-    (void)ctx;
-}
-
-static void boot_error(struct kvr_buf *out, int status, const char *message)
-{
-    kvr_openai_error(out, status, kvr_openai_error_type(status), message);
-}
-
 int mock_kv_open_boot(struct mock_kv *kv)
 {
     struct kvr_http_server_config config = {.host = kv->mock->o->host,
@@ -77,7 +56,7 @@ int mock_kv_open_boot(struct mock_kv *kv)
                                             .body_timeout_s = 60,
                                             .idle_timeout_s = 5,
                                             .write_timeout_s = 60,
-                                            .handler = {on_boot_request, on_boot_gone, NULL, boot_error, kv}};
+                                            .handler = {on_boot_request, NULL, NULL, mock_error_body, kv}};
     return kvr_http_server_start(&kv->mock->loop, &config, &kv->boot);
 }
 
@@ -91,12 +70,7 @@ static void lookup_free(struct mock_lookup *l)
 
 static bool take_text(struct kvr_json v, char *out, size_t cap)
 {
-    const char *s;
-    size_t len;
-    if (!kvr_json_as_name(v, &s, &len) || len == 0 || len >= cap) return false;
-    memcpy(out, s, len);
-    out[len] = 0;
-    return true;
+    return kvr_json_copy_name(v, out, cap) && out[0];
 }
 
 struct choosing {

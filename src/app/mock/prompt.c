@@ -33,12 +33,7 @@ static int text_tokens(const struct mock *m, const char *text, size_t len, bool 
 {
     if (m->given) {
         struct kvr_buf question = {0};
-        kvr_json_open(&question, '{');
-        kvr_json_key(&question, "prompt");
-        kvr_json_str(&question, text, len);
-        kvr_json_key(&question, "add_special_tokens");
-        kvr_json_bool(&question, special);
-        kvr_json_close(&question, '}');
+        kvr_json_printf(&question, "{'prompt':%.*s,'add_special_tokens':%i}", (int)len, text, special);
         return given_tokens(m, &question, out);
     }
     bool bos = special && m->o->bos_token;
@@ -260,9 +255,7 @@ static int read_salt(struct kvr_json root, struct mock_ask *a, struct mock_error
 
 static bool is_on(struct kvr_json root, const char *member)
 {
-    bool on = false;
-    kvr_json_as_bool(kvr_json_get(root, member), &on);
-    return on;
+    return kvr_json_is_true(kvr_json_get(root, member));
 }
 
 /* A number that is there, as a whole one. */
@@ -297,10 +290,7 @@ static int read_max_tokens(const struct mock *m, struct kvr_json root, struct mo
 
 static bool asks_for_reports(struct kvr_json root)
 {
-    const char *mode;
-    size_t len;
-    struct kvr_json v = kvr_json_get(kvr_json_get(root, "vllm_xargs"), "kv_cache_report_mode");
-    return kvr_json_as_str(v, &mode, &len) && len == 4 && memcmp(mode, "full", 4) == 0;
+    return kvr_json_is_str(kvr_json_get(kvr_json_get(root, "vllm_xargs"), "kv_cache_report_mode"), "full");
 }
 
 static int read_logprobs(struct kvr_json root, struct mock_ask *a, struct mock_error *e)

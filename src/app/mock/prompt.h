@@ -18,6 +18,12 @@ struct mock_error {
     char message[320];
 };
 
+/* A token as text: a byte, unless it is none. */
+static inline char mock_char(uint32_t token)
+{
+    return token < 256 ? (char)token : '?';
+}
+
 struct mock_prompt {
     uint32_t *tokens;
     size_t n;
@@ -29,7 +35,7 @@ struct mock_ask {
     size_t prompts_n;
     uint32_t n; /* answers for each prompt */
     uint64_t max_tokens;
-    bool stream, include_usage, continuous_usage, echo, logprobs, prompt_logprobs, greedy;
+    bool stream, include_usage, continuous_usage, echo, logprobs, prompt_logprobs;
     bool reports; /* vllm_xargs: kv_cache_report_mode full */
     char model[128], salt[128];
     bool is_lora;
