@@ -59,6 +59,12 @@ void kvr_buf_printf(struct kvr_buf *b, const char *fmt, ...)
     va_end(again);
 }
 
+void kvr_buf_reset(struct kvr_buf *b)
+{
+    b->len = 0;
+    b->failed = b->comma = false;
+}
+
 void kvr_buf_free(struct kvr_buf *b)
 {
     free(b->data);

@@ -18,6 +18,7 @@ void kvr_buf_add(struct kvr_buf *b, const void *data, size_t len);
 void kvr_buf_str(struct kvr_buf *b, const char *s);
 void kvr_buf_u64(struct kvr_buf *b, uint64_t v); /* in decimal */
 void kvr_buf_printf(struct kvr_buf *b, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+void kvr_buf_reset(struct kvr_buf *b); /* empty, and keeps its memory */
 void kvr_buf_free(struct kvr_buf *b);
 
 /* JSON. Containers take care of commas; keys are written by the caller's own literals. */

@@ -2,8 +2,6 @@
 /* KV transfers: start and end, and what is told of them. app/mock/kv.h has the parts. */
 #include "app/mock/kv.h"
 
-#include <string.h>
-
 #include "app/mock/generate.h"
 #include "wire/prom_page.h"
 

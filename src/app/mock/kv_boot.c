@@ -18,7 +18,6 @@ struct mock_lookup {
     struct mock_kv *kv;
     struct kvr_http_call *call;
     struct kvr_buf answer;
-    int status;
     struct mock_lookup_question asked;
 };
 
@@ -104,11 +103,11 @@ static struct kvr_json choose(const struct mock_lookup_question *asked, struct k
     return kvr_json_get(all, number);
 }
 
-static bool read_answer(struct mock_lookup *l, struct mock_lookup_answer *out)
+static bool read_answer(struct mock_lookup *l, int status, struct mock_lookup_answer *out)
 {
     struct kvr_json all;
     char at[MOCK_KV_HOST_MAX + 16];
-    if (l->status != 200 || l->answer.failed || kvr_json_parse(l->kv->mock->json, l->answer.data, l->answer.len, &all, NULL)) return false;
+    if (status != 200 || l->answer.failed || kvr_json_parse(l->kv->mock->json, l->answer.data, l->answer.len, &all, NULL)) return false;
     struct kvr_json rank = choose(&l->asked, all);
     struct kvr_json place = kvr_json_get(kvr_json_get(kvr_json_get(rank, "worker_addr"), "0"), "0");
     if (!take_text(kvr_json_get(rank, "engine_id"), out->engine, sizeof out->engine) || !take_text(place, at, sizeof at)) return false;
@@ -119,15 +118,6 @@ static bool read_answer(struct mock_lookup *l, struct mock_lookup_answer *out)
     unsigned long port = strtoul(colon + 1, NULL, 10);
     out->port = (uint16_t)port;
     return port > 0 && port <= 65535;
-}
-
-static void on_lookup_head(struct kvr_http_call *call, void *ctx, int status, const struct kvr_headers *headers, int64_t length)
-{
-    struct mock_lookup *l = ctx;
-    (void)call;
-    (void)headers;
-    (void)length;
-    l->status = status;
 }
 
 static void on_lookup_body(struct kvr_http_call *call, void *ctx, const char *data, size_t len)
@@ -143,8 +133,7 @@ static void on_lookup_done(struct kvr_http_call *call, void *ctx)
     struct mock_lookup *l = ctx;
     struct mock_lookup_answer answer = {0};
     struct mock_lookup_question asked = l->asked;
-    (void)call;
-    bool ok = read_answer(l, &answer);
+    bool ok = read_answer(l, kvr_http_call_status(call), &answer);
     lookup_free(l);
     asked.told(asked.ctx, ok ? &answer : NULL);
 }
@@ -162,7 +151,7 @@ static void on_lookup_failed(struct kvr_http_call *call, void *ctx, enum kvr_htt
 
 struct mock_lookup *mock_kv_look_up(struct mock_kv *kv, const struct mock_lookup_question *q)
 {
-    static const struct kvr_http_call_handler handler = {on_lookup_head, on_lookup_body, on_lookup_done, on_lookup_failed};
+    static const struct kvr_http_call_handler handler = {NULL, on_lookup_body, on_lookup_done, on_lookup_failed};
     struct kvr_endpoint at;
     struct kvr_buf head = {0};
     struct mock_lookup *l = NULL;

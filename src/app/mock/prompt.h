@@ -53,7 +53,8 @@ void mock_ask_free(struct mock_ask *a);
 /* The tokens that /tokenize tells of a body. Returns: 0, or -1 with *e. Owns: the caller, out->tokens. */
 int mock_read_tokenize(struct mock *m, const char *body, size_t len, struct mock_prompt *out, bool *strings, struct mock_error *e);
 
-void mock_fail(struct mock_error *e, int status, const char *type, const char *param, const char *format, ...)
+/* Returns: -1. */
+int mock_fail(struct mock_error *e, int status, const char *type, const char *param, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
 void mock_put_error(struct kvr_buf *b, const struct mock_error *e);
 

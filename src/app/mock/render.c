@@ -3,8 +3,6 @@
  * --enable-scale-out; releases before that switch had them always. Routers that match blocks ask them for token ids. */
 #include "app/mock/generate.h"
 
-#include <string.h>
-
 static void put_rendered(struct kvr_buf *b, const struct mock_ask *a, const struct mock_prompt *p, uint64_t id)
 {
     kvr_json_printf(b, a->api == MOCK_CHAT ? "{'request_id':'chatcmpl-%ju','token_ids':" : "{'request_id':'cmpl-%ju','token_ids':", id);

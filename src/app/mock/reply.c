@@ -3,9 +3,8 @@
 #include "app/mock/generate.h"
 
 #include <stdarg.h>
-#include <string.h>
 
-void mock_fail(struct mock_error *e, int status, const char *type, const char *param, const char *format, ...)
+int mock_fail(struct mock_error *e, int status, const char *type, const char *param, const char *format, ...)
 {
     va_list args;
     e->status = status;
@@ -14,6 +13,7 @@ void mock_fail(struct mock_error *e, int status, const char *type, const char *p
     va_start(args, format);
     vsnprintf(e->message, sizeof e->message, format, args);
     va_end(args);
+    return -1;
 }
 
 void mock_put_error(struct kvr_buf *b, const struct mock_error *e)

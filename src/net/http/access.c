@@ -102,11 +102,6 @@ bool kvr_access_has_keys(const struct kvr_access *a)
 
 /* ---- names ------------------------------------------------------------------------------------------- */
 
-static bool same_name(struct kvr_text a, const char *b)
-{
-    return kvr_text_is_nocase(a, b);
-}
-
 /* The name in "name[:port]" or "[v6]:port", without brackets and the dot of the root; false: it is none. */
 static bool host_of(struct kvr_text authority, struct kvr_text *out)
 {
@@ -145,7 +140,7 @@ static bool is_configured(const struct kvr_access *a, struct kvr_text host)
     for (size_t i = 0; i < a->hosts_n; i++) {
         const char *h = a->hosts[i];
         size_t n = strlen(h);
-        if (h[0] != '.' && same_name(host, h)) return true;
+        if (h[0] != '.' && kvr_text_is_nocase(host, h)) return true;
         if (h[0] == '.' && host.len > n && strncasecmp(host.ptr + host.len - n, h, n) == 0) return true;
     }
     return false;
@@ -156,8 +151,8 @@ static bool is_own_name(struct kvr_text host)
     static const char *const loopback[] = {"localhost", "ip6-localhost", "ip6-loopback"};
     char name[256] = "";
     for (size_t i = 0; i < KVR_ARRAY_LEN(loopback); i++)
-        if (same_name(host, loopback[i])) return true;
-    return gethostname(name, sizeof name - 1) == 0 && same_name(host, name);
+        if (kvr_text_is_nocase(host, loopback[i])) return true;
+    return gethostname(name, sizeof name - 1) == 0 && kvr_text_is_nocase(host, name);
 }
 
 static bool is_known_host(const struct kvr_access *a, struct kvr_text authority)
@@ -166,8 +161,8 @@ static bool is_known_host(const struct kvr_access *a, struct kvr_text authority)
     for (size_t i = 0; i < a->hosts_n; i++)
         if (strcmp(a->hosts[i], "*") == 0) return true;
     if (!host_of(authority, &host)) return false;
-    return is_address(host) || is_own_name(host) || (a->bind && same_name(host, a->bind)) ||
-           (a->advertised && same_name(host, a->advertised)) || is_configured(a, host);
+    return is_address(host) || is_own_name(host) || (a->bind && kvr_text_is_nocase(host, a->bind)) ||
+           (a->advertised && kvr_text_is_nocase(host, a->advertised)) || is_configured(a, host);
 }
 
 /* The port behind a host, or that of the scheme. */
