@@ -5,7 +5,6 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
-#include <pthread.h>
 #include <string.h>
 #include <strings.h>
 #include <unistd.h>
@@ -31,25 +30,10 @@ void kvr_keys_free(char **keys)
     free(keys);
 }
 
-/* Takes the list apart when it fails. */
-static char **key_add(char **keys, size_t n, const char *line)
-{
-    char **more = realloc(keys, (n + 2) * sizeof *more);
-    if (!more) {
-        kvr_keys_free(keys);
-        return NULL;
-    }
-    more[n] = strdup(line);
-    more[n + 1] = NULL;
-    if (more[n]) return more;
-    kvr_keys_free(more);
-    return NULL;
-}
-
 char **kvr_keys_read(const char *path, char *err, size_t cap)
 {
     char line[KVR_KEY_MAX], **keys = NULL;
-    size_t n = 0;
+    size_t n = 0, room = 0;
     FILE *f = fopen(path, "re");
     if (!f) {
         snprintf(err, cap, "no key in '%.200s': %s; allowed: a readable file with one key a line", path, strerror(errno));
@@ -60,14 +44,14 @@ char **kvr_keys_read(const char *path, char *err, size_t cap)
         size_t len = strcspn(line, "\r\n");
         bool whole = line[len] || feof(f);
         line[len] = 0;
-        if (!whole) {
-            snprintf(err, cap, "a line of '%.200s' is too long; allowed: keys of at most %d bytes", path, KVR_KEY_MAX - 2);
+        if (!whole) snprintf(err, cap, "a line of '%.200s' is too long; allowed: keys of at most %d bytes", path, KVR_KEY_MAX - 2);
+        if (whole && (!len || line[0] == '#')) continue;
+        if (!whole || !kvr_grow(&keys, &room, n + 2, sizeof *keys) || !(keys[n] = strdup(line))) {
             kvr_keys_free(keys);
             keys = NULL;
             break;
         }
-        if (!len || line[0] == '#') continue;
-        if (!(keys = key_add(keys, n++, line))) break;
+        keys[++n] = NULL;
     }
     fclose(f);
     return keys;
