@@ -207,3 +207,16 @@ int kvr_mem_grow(struct kvr_mem *m, void **ptr, size_t *cap, size_t need, size_t
     *cap = n;
     return 0;
 }
+
+bool kvr_grow(void *list, size_t *cap, size_t need, size_t elem)
+{
+    void *p;
+    size_t n = need + need / 2;
+    if (need <= *cap) return true;
+    memcpy(&p, list, sizeof p); /* a pointer of another type */
+    p = realloc(p, n * elem);
+    if (!p) return false;
+    memcpy(list, &p, sizeof p);
+    *cap = n;
+    return true;
+}

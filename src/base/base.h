@@ -44,6 +44,10 @@ void kvr_mem_put(struct kvr_mem *m, void *ptr, size_t size);
 /* Grows *ptr (elements of elem bytes, capacity *cap) to hold at least need elements. 0 or -KVR_ENOMEM. */
 int kvr_mem_grow(struct kvr_mem *m, void **ptr, size_t *cap, size_t need, size_t elem);
 
+/* Room for `need` elements of `elem` bytes in *list, memory of libc's for *cap of them; more than was asked for, so that one after the
+ * other may be added. Returns: false: there is no memory, and nothing has changed. */
+bool kvr_grow(void *list, size_t *cap, size_t need, size_t elem);
+
 /* 64-bit finaliser (murmur3's), for table positions. */
 static inline uint64_t kvr_mix64(uint64_t x)
 {
@@ -109,6 +113,12 @@ static inline bool kvr_parse_u64(const char *s, size_t len, uint64_t max, uint64
 static inline uint64_t kvr_now_ns(const struct kvr_clock *c)
 {
     return c->now_ns(c->ctx);
+}
+
+/* Of the monotonic clock. */
+static inline uint64_t kvr_now_ms(void)
+{
+    return kvr_now_ns(kvr_clock_monotonic()) / 1000000;
 }
 
 static inline uint64_t kvr_load_be64(const unsigned char *p)

@@ -59,6 +59,12 @@ void kvr_buf_printf(struct kvr_buf *b, const char *fmt, ...)
     va_end(again);
 }
 
+void kvr_buf_reset(struct kvr_buf *b)
+{
+    b->len = 0;
+    b->failed = b->comma = false;
+}
+
 void kvr_buf_free(struct kvr_buf *b)
 {
     free(b->data);
@@ -157,6 +163,20 @@ void kvr_json_null(struct kvr_buf *b)
     kvr_buf_str(b, "null");
 }
 
+void kvr_json_u32s(struct kvr_buf *b, const uint32_t *v, size_t n)
+{
+    kvr_json_open(b, '[');
+    for (size_t i = 0; i < n; i++) kvr_json_u64(b, v[i]);
+    kvr_json_close(b, ']');
+}
+
+void kvr_json_u64s(struct kvr_buf *b, const uint64_t *v, size_t n)
+{
+    kvr_json_open(b, '[');
+    for (size_t i = 0; i < n; i++) kvr_json_u64(b, v[i]);
+    kvr_json_close(b, ']');
+}
+
 /* Length of the valid UTF-8 sequence at s, or 0. */
 static size_t utf8_len(const unsigned char *s, size_t n)
 {
@@ -236,4 +256,51 @@ void kvr_json_put_moment(struct kvr_buf *b, const char *key, int64_t seconds)
     struct tm tm;
     if (gmtime_r(&t, &tm)) strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &tm);
     kvr_json_put_str(b, key, text);
+}
+
+/* f: what is behind the percent sign. Returns: the rest. */
+static const char *put_value(struct kvr_buf *b, const char *f, va_list *args)
+{
+    const char *s;
+    int n;
+    b->comma = false;
+    switch (*f++) {
+    case 's':
+    case 'p':
+        s = va_arg(*args, const char *);
+        if (s) kvr_json_str(b, s, strlen(s));
+        else kvr_json_null(b);
+        return f;
+    case '.':
+        n = va_arg(*args, int);
+        s = va_arg(*args, const char *);
+        kvr_json_str(b, s, (size_t)n);
+        return f + 2;
+    case 'i': kvr_json_bool(b, va_arg(*args, int)); return f;
+    case 'g': kvr_json_double(b, va_arg(*args, double)); return f;
+    case 'u': kvr_buf_u64(b, va_arg(*args, unsigned)); return f;
+    case 'z': kvr_buf_u64(b, va_arg(*args, size_t)); return f + 1;
+    case 'j':
+        if (*f == 'x') kvr_buf_printf(b, "%jx", va_arg(*args, uintmax_t));
+        else kvr_buf_u64(b, va_arg(*args, uintmax_t));
+        return f + 1;
+    default: KVR_ASSERT(false); return f;
+    }
+}
+
+void kvr_json_printf(struct kvr_buf *b, const char *format, ...)
+{
+    va_list args;
+    const char *f = format;
+    if (b->comma && *f != '}' && *f != ']') kvr_buf_add(b, ",", 1);
+    va_start(args, format);
+    while (*f) {
+        size_t n = strcspn(f, "%'");
+        kvr_buf_add(b, f, n);
+        f += n;
+        if (*f == '\'') kvr_buf_add(b, "\"", 1), f++;
+        else if (*f) f = put_value(b, f + 1, &args);
+    }
+    va_end(args);
+    b->comma = *format && !strchr("{[:,", f[-1]);
 }

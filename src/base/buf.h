@@ -18,6 +18,7 @@ void kvr_buf_add(struct kvr_buf *b, const void *data, size_t len);
 void kvr_buf_str(struct kvr_buf *b, const char *s);
 void kvr_buf_u64(struct kvr_buf *b, uint64_t v); /* in decimal */
 void kvr_buf_printf(struct kvr_buf *b, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+void kvr_buf_reset(struct kvr_buf *b); /* empty, and keeps its memory */
 void kvr_buf_free(struct kvr_buf *b);
 
 /* JSON. Containers take care of commas; keys are written by the caller's own literals. */
@@ -30,6 +31,8 @@ void kvr_json_i64(struct kvr_buf *b, int64_t v);
 void kvr_json_double(struct kvr_buf *b, double v);
 void kvr_json_bool(struct kvr_buf *b, bool v);
 void kvr_json_null(struct kvr_buf *b);
+void kvr_json_u32s(struct kvr_buf *b, const uint32_t *v, size_t n); /* [1,2,3] */
+void kvr_json_u64s(struct kvr_buf *b, const uint64_t *v, size_t n);
 /* Members of an object: key and value. */
 void kvr_json_put_u64(struct kvr_buf *b, const char *key, uint64_t v);
 void kvr_json_put_double(struct kvr_buf *b, const char *key, double v); /* null when it is not finite */
@@ -39,5 +42,9 @@ size_t kvr_json_plain(const char *s, size_t len);
 void kvr_json_put_moment(struct kvr_buf *b, const char *key, int64_t seconds); /* since 1970, as RFC 3339 has it */
 /* Invalid UTF-8 is replaced by U+FFFD, so the output is always valid JSON. */
 void kvr_json_str(struct kvr_buf *b, const char *s, size_t len);
+/* JSON as the format shows it, in which ' stands for ". Values: %s a text, quoted and escaped, %.*s of so many bytes, %p one that may be
+ * NULL, which is null; %i true or false; %u, %zu, %ju, %jx whole numbers, within quotes too; %g a number (null when it is not finite). A
+ * piece goes on where the one before has ended, behind a comma where one is due, and may leave brackets open. */
+void kvr_json_printf(struct kvr_buf *b, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 #endif

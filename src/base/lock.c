@@ -5,6 +5,8 @@
  */
 #include "base/lock.h"
 
+#include <time.h>
+
 #include "base/base.h"
 #include "base/log.h"
 
@@ -32,6 +34,28 @@ void kvr_rwlock_init(struct kvr_rwlock *l, enum kvr_lock_rank rank)
 #else
     (void)rank;
 #endif
+}
+
+void kvr_cond_init(pthread_cond_t *cond)
+{
+    pthread_condattr_t a;
+    pthread_condattr_init(&a);
+    pthread_condattr_setclock(&a, CLOCK_MONOTONIC);
+    pthread_cond_init(cond, &a);
+    pthread_condattr_destroy(&a);
+}
+
+void kvr_cond_wait_ms(pthread_cond_t *cond, struct kvr_lock *lock, uint64_t ms)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    ts.tv_sec += (time_t)(ms / 1000);
+    ts.tv_nsec += (long)(ms % 1000) * 1000000;
+    if (ts.tv_nsec >= 1000000000) {
+        ts.tv_sec++;
+        ts.tv_nsec -= 1000000000;
+    }
+    (void)pthread_cond_timedwait(cond, &lock->mutex, &ts);
 }
 
 #ifdef KVR_LOCK_CHECKS

@@ -12,6 +12,7 @@
 #define KVR_LOCK_H
 
 #include <pthread.h>
+#include <stdint.h>
 
 #define KVR_LOCK_RANKS(X)                                                                                                                  \
     X(INDEXER_CHANGES, "changes of an indexer's catalogue")                                                                                \
@@ -149,5 +150,10 @@ static inline void kvr_rwlock_destroy(struct kvr_rwlock *l)
 {
     pthread_rwlock_destroy(&l->rwlock);
 }
+
+/* A condition to be waited for with kvr_cond_wait_ms, which goes by the monotonic clock. */
+void kvr_cond_init(pthread_cond_t *cond);
+/* For so long at most. Under the lock. */
+void kvr_cond_wait_ms(pthread_cond_t *cond, struct kvr_lock *lock, uint64_t ms);
 
 #endif

@@ -357,19 +357,6 @@ static void write_due_locked(struct kvr_view_store *st, bool last)
     }
 }
 
-static void wait_ms(pthread_cond_t *cond, struct kvr_lock *lock, uint64_t ms)
-{
-    struct timespec ts;
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    ts.tv_sec += (time_t)(ms / 1000);
-    ts.tv_nsec += (long)(ms % 1000) * 1000000;
-    if (ts.tv_nsec >= 1000000000) {
-        ts.tv_sec++;
-        ts.tv_nsec -= 1000000000;
-    }
-    (void)pthread_cond_timedwait(cond, &lock->mutex, &ts);
-}
-
 /* Something is to be written soon, or everything is as it should be. */
 static uint64_t pause_locked(const struct kvr_view_store *st)
 {
@@ -385,7 +372,7 @@ static void *keeper_main(void *arg)
     kvr_lock(&st->lock);
     while (!st->stop) {
         write_due_locked(st, false);
-        if (!st->stop) wait_ms(&st->to_keeper, &st->lock, pause_locked(st));
+        if (!st->stop) kvr_cond_wait_ms(&st->to_keeper, &st->lock, pause_locked(st));
     }
     write_due_locked(st, true);
     st->written = true;
@@ -498,7 +485,7 @@ static void *scribe_main(void *arg)
     kvr_lock(&st->lock);
     while (!st->written) {
         if (!st->something) pthread_cond_wait(&st->to_scribe, &st->lock.mutex);
-        else wait_ms(&st->to_scribe, &st->lock, FLUSH_MS); /* so that one write takes what comes together */
+        else kvr_cond_wait_ms(&st->to_scribe, &st->lock, FLUSH_MS); /* so that one write takes what comes together */
         write_journals_locked(st);
     }
     write_journals_locked(st);
@@ -845,19 +832,15 @@ static void store_free(struct kvr_view_store *st)
 static struct kvr_view_store *store_new(struct kvr_ingest *in, const char *dir, double interval_s, const char *who)
 {
     struct kvr_view_store *st = calloc(1, sizeof *st);
-    pthread_condattr_t a;
     if (!st) return NULL;
     st->ingest = in;
     st->interval_ms = (uint64_t)(interval_s * 1000) + 1;
     snprintf(st->dir, sizeof st->dir, "%s", dir);
     snprintf(st->who, sizeof st->who, "%s", who);
     kvr_lock_init(&st->lock, KVR_LOCK_VIEW_STORE);
-    pthread_condattr_init(&a);
-    pthread_condattr_setclock(&a, CLOCK_MONOTONIC);
-    pthread_cond_init(&st->to_scribe, &a);
-    pthread_cond_init(&st->to_keeper, &a);
+    kvr_cond_init(&st->to_scribe);
+    kvr_cond_init(&st->to_keeper);
     pthread_cond_init(&st->done, NULL);
-    pthread_condattr_destroy(&a);
     return st;
 }
 

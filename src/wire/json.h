@@ -64,10 +64,31 @@ static inline bool kvr_json_as_name(struct kvr_json v, const char **s, size_t *l
 {
     return kvr_json_as_str(v, s, len) && !memchr(*s, 0, *len);
 }
+/* A name of less than cap bytes, as a C string. Returns: false for anything else: out is "" then. */
+static inline bool kvr_json_copy_name(struct kvr_json v, char *out, size_t cap)
+{
+    const char *s;
+    size_t len;
+    bool fits = kvr_json_as_name(v, &s, &len) && len < cap;
+    if (fits) memcpy(out, s, len);
+    out[fits ? len : 0] = 0;
+    return fits;
+}
+static inline bool kvr_json_is_str(struct kvr_json v, const char *text)
+{
+    const char *s;
+    size_t len;
+    return kvr_json_as_str(v, &s, &len) && len == strlen(text) && memcmp(s, text, len) == 0;
+}
 bool kvr_json_as_u64(struct kvr_json v, uint64_t *out);
 bool kvr_json_as_i64_bits(struct kvr_json v, uint64_t *out); /* signed or unsigned, by bits */
 bool kvr_json_as_double(struct kvr_json v, double *out);
 bool kvr_json_as_bool(struct kvr_json v, bool *out);
+static inline bool kvr_json_is_true(struct kvr_json v)
+{
+    bool b = false;
+    return kvr_json_as_bool(v, &b) && b;
+}
 /* All elements as u32 / as 64-bit words by bits. Returns: the count, or -KVR_EFORMAT, -KVR_ELIMIT when more than cap. */
 long kvr_json_u32_array(struct kvr_json array, uint32_t *out, size_t cap);
 long kvr_json_u64_array(struct kvr_json array, uint64_t *out, size_t cap);

@@ -59,18 +59,6 @@ static void on_request(struct kvr_http_conn *c, void *ctx)
     assert_int_equal(kvr_produce_start(&pc), 0);
 }
 
-static void on_gone(struct kvr_http_conn *c, void *ctx)
-{
-    (void)ctx;
-    kvr_produce_on_gone(c);
-}
-
-static void on_drained(struct kvr_http_conn *c, void *ctx)
-{
-    (void)ctx;
-    kvr_produce_on_drained(c);
-}
-
 static void no_body(struct kvr_buf *b, int status, const char *message)
 {
     (void)b;
@@ -86,7 +74,7 @@ static int begin(struct stage *s)
                                        .head_timeout_s = 60,
                                        .body_timeout_s = 60,
                                        .idle_timeout_s = 60,
-                                       .handler = {on_request, on_gone, on_drained, no_body, s}};
+                                       .handler = {on_request, kvr_produce_on_gone, kvr_produce_on_drained, no_body, s}};
     uv_loop_init(&s->loop);
     assert_int_equal(kvr_http_server_start(&s->loop, &c, &s->server), 0);
     struct sockaddr_in to = {

@@ -2,6 +2,7 @@
 /* JSON in and out, OpenAI bodies, SSE, trace lines, the stream cursor, small containers. */
 #include "test.h"
 
+#include <math.h>
 #include <stdio.h>
 
 #include <kvroute/types.h>
@@ -217,6 +218,25 @@ static void json_output_is_escaped(void **s)
     kvr_buf_add(&b, "", 1);
     assert_string_equal(b.data, "{\"t\":\"a\\\"\\\\\\n\\u0001\xc3\xa9\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\","
                                 "\"n\":[18446744073709551615,-1,0.5,true,null]}");
+    kvr_buf_free(&b);
+}
+
+static void json_output_by_a_format(void **s)
+{
+    (void)s;
+    struct kvr_buf b = {0};
+    const uint32_t ids[] = {1, 2};
+    const char *none = NULL;
+    kvr_json_printf(&b, "{'t':%s,'part':%.*s,'none':%p,'some':%p,'id':'x-%jx','list':[", "a\"b", 2, "cde", none, "y", UINT64_MAX);
+    for (unsigned i = 0; i < 2; i++) kvr_json_printf(&b, "{'n':%u,'yes':%i}", i, i > 0);
+    kvr_json_printf(&b, "],'ids':");
+    kvr_json_u32s(&b, ids, 2);
+    kvr_json_put_u64(&b, "size", 7);
+    kvr_json_printf(&b, "'%zu':%ju,'d':%g,'inf':%g}", sizeof(char), UINT64_MAX, 0.5, HUGE_VAL);
+    kvr_buf_add(&b, "", 1);
+    assert_string_equal(b.data, "{\"t\":\"a\\\"b\",\"part\":\"cd\",\"none\":null,\"some\":\"y\",\"id\":\"x-ffffffffffffffff\",\"list\":["
+                                "{\"n\":0,\"yes\":false},{\"n\":1,\"yes\":true}],\"ids\":[1,2],\"size\":7,"
+                                "\"1\":18446744073709551615,\"d\":0.5,\"inf\":null}");
     kvr_buf_free(&b);
 }
 
@@ -680,6 +700,7 @@ int main(void)
         J(json_absent_values_are_harmless),
         J(json_deep_nesting_is_refused),
         J(json_output_is_escaped),
+        J(json_output_by_a_format),
         J(openai_fields),
         J(openai_prompt_forms),
         J(openai_refusals),

@@ -14,6 +14,7 @@
 
 #include "base/log.h"
 #include "net/http/access.h"
+#include "net/http/ending.h"
 #include "net/ingest/ingest.h"
 
 /* ---- small readers --------------------------------------------------------------------------------------------------- */
@@ -35,8 +36,7 @@ static uint64_t number_of(struct kvr_json o, const char *key, uint64_t fallback)
 
 static bool true_of(struct kvr_json o, const char *key)
 {
-    bool v = false;
-    return kvr_json_as_bool(kvr_json_get(o, key), &v) && v;
+    return kvr_json_is_true(kvr_json_get(o, key));
 }
 
 static bool get(struct doctor *d, const char *base, const char *path, struct kvr_fetched *f, struct kvr_json *out)
@@ -62,9 +62,7 @@ static void take_endpoints(struct kvr_json list, const struct engine_target *t, 
 
 static bool is_partial(struct kvr_json view)
 {
-    char text[16];
-    text_of(view, "view", text, sizeof text);
-    return !strcmp(text, "partial");
+    return kvr_json_is_str(kvr_json_get(view, "view"), "partial");
 }
 
 enum { SMALL_BUFFER = 1000 };
@@ -173,9 +171,7 @@ static size_t read_workers(struct doctor *d, const char *base, struct kvr_json l
         if (!strcmp(t->model, "default")) t->model[0] = 0;
         take_endpoints(kvr_json_get(w, "kv_events_endpoints"), t, t->events);
         take_endpoints(kvr_json_get(w, "replay_endpoints"), t, t->replay);
-        char learnt[16];
-        text_of(kvr_json_get(w, "learnt"), "state", learnt, sizeof learnt);
-        t->asked_by_router = !strcmp(learnt, "answered");
+        t->asked_by_router = kvr_json_is_str(kvr_json_get(kvr_json_get(w, "learnt"), "state"), "answered");
         report_notes(d, t->subject, kvr_json_get(kvr_json_get(w, "learnt"), "notes"));
         report_cached_tokens(d, t->subject, w);
         report_views(d, t->subject, kvr_json_get(w, "views"));
@@ -270,13 +266,7 @@ static int take_listener(void *ctx, const char *rank, size_t rank_len, struct kv
     if (number_of(v, "block_size_mismatches", 0))
         found(d, PROBLEM, l->subject, "block size", "register the engine's --block-size", "the engine's differs from the registered %u",
               l->block_size);
-    if (l->n == l->cap) {
-        size_t cap = l->cap ? l->cap * 2 : 16;
-        struct engine_target *p = realloc(l->targets, cap * sizeof *p);
-        if (!p) return 0;
-        l->targets = p;
-        l->cap = cap;
-    }
+    if (!kvr_grow(&l->targets, &l->cap, l->n + 1, sizeof *l->targets)) return 0;
     struct engine_target *t = &l->targets[l->n];
     *t = (struct engine_target){.block_size = l->block_size, .dp_start = (uint32_t)strtoul(what, NULL, 10), .dp_size = 1};
     snprintf(t->subject, sizeof t->subject, "%s", l->subject);
@@ -380,10 +370,7 @@ static void examine_data_port(struct doctor *d, const char *base)
         state = kvr_mix64(state + 1);
         n += (size_t)snprintf(text + n, sizeof text - n, "%05u ", (unsigned)(state % 100000));
     }
-    kvr_json_open(&b, '{');
-    kvr_json_put_str(&b, "prompt", text);
-    kvr_json_put_u64(&b, "max_tokens", 1);
-    kvr_json_close(&b, '}');
+    kvr_json_printf(&b, "{'prompt':%s,'max_tokens':1}", text);
     kvr_buf_add(&b, "", 1);
     snprintf(url, sizeof url, "%s/v1/completions", base);
     for (int i = 0; i < 2 && !b.failed; i++) {
@@ -536,8 +523,7 @@ int doctor_main(const struct doctor_options *o)
     for (size_t i = 0; i < o->targets_n && rc == 0; i++) examine(&d, &t[i]);
     size_t problems = rc ? 0 : findings_print(&d);
     if (d.http) kvr_http_client_close(d.http);
-    uv_run(&d.loop, UV_RUN_DEFAULT);
-    uv_loop_close(&d.loop);
+    kvr_loop_end(&d.loop);
     kvr_json_parser_free(d.json);
     tokens_close(&d);
     free(d.findings);

@@ -153,10 +153,7 @@ static bool tokenize(struct exam *e, const char *text)
 {
     struct kvr_buf b = {0};
     struct kvr_json o;
-    kvr_json_open(&b, '{');
-    kvr_json_put_str(&b, "model", e->model);
-    kvr_json_put_str(&b, "prompt", text);
-    kvr_json_close(&b, '}');
+    kvr_json_printf(&b, "{'model':%s,'prompt':%s}", e->model, text);
     kvr_buf_add(&b, "", 1);
     e->tokens_n = 0;
     if (!b.failed && ask(e, "/tokenize", b.data, "") && fetched_json(e->d, &e->f, &o)) {
@@ -175,11 +172,8 @@ static bool complete(struct exam *e, const char *model, const char *text, const 
     char header[64] = "";
     uint64_t n;
     if (e->t->dp_size > 1 || e->t->names_rank) snprintf(header, sizeof header, "X-data-parallel-rank: %u\r\n", rank - e->t->rank_base);
-    kvr_json_open(&b, '{');
-    kvr_json_put_str(&b, "model", model);
-    kvr_json_put_str(&b, "prompt", text);
-    kvr_json_put_u64(&b, "max_tokens", 1);
-    if (salt) kvr_json_put_str(&b, "cache_salt", salt);
+    kvr_json_printf(&b, "{'model':%s,'prompt':%s,'max_tokens':1", model, text);
+    if (salt) kvr_json_printf(&b, "'cache_salt':%s", salt);
     kvr_json_close(&b, '}');
     kvr_buf_add(&b, "", 1);
     bool ok = !b.failed && ask(e, "/v1/completions", b.data, header) && fetched_json(e->d, &e->f, &o);

@@ -2,7 +2,6 @@
 #include "app/doctor/state.h"
 
 #include <stdarg.h>
-#include <string.h>
 
 #include "base/log.h"
 
@@ -22,13 +21,7 @@ static void print_line(const struct doctor *d, const struct finding *f)
 
 void found(struct doctor *d, enum verdict v, const char *subject, const char *check, const char *advice, const char *fmt, ...)
 {
-    if (d->findings_n == d->findings_cap) {
-        size_t cap = d->findings_cap ? d->findings_cap * 2 : 64;
-        struct finding *p = realloc(d->findings, cap * sizeof *p);
-        if (!p) return;
-        d->findings = p;
-        d->findings_cap = cap;
-    }
+    if (!kvr_grow(&d->findings, &d->findings_cap, d->findings_n + 1, sizeof *d->findings)) return;
     struct finding *f = &d->findings[d->findings_n++];
     va_list ap;
     f->verdict = v;
@@ -45,19 +38,12 @@ size_t findings_print(struct doctor *d)
 {
     size_t n[3] = {0};
     struct kvr_buf b = {0};
-    kvr_json_open(&b, '{');
-    kvr_json_key(&b, "findings");
-    kvr_json_open(&b, '[');
+    kvr_json_printf(&b, "{'findings':[");
     for (size_t i = 0; i < d->findings_n; i++) {
         const struct finding *f = &d->findings[i];
         n[f->verdict]++;
-        kvr_json_open(&b, '{');
-        kvr_json_put_str(&b, "subject", f->subject);
-        kvr_json_put_str(&b, "check", f->check);
-        kvr_json_put_str(&b, "verdict", words[f->verdict]);
-        kvr_json_put_str(&b, "detail", f->detail);
-        kvr_json_put_str(&b, "advice", f->advice);
-        kvr_json_close(&b, '}');
+        kvr_json_printf(&b, "{'subject':%s,'check':%s,'verdict':%s,'detail':%s,'advice':%s}", f->subject, f->check, words[f->verdict],
+                        f->detail, f->advice);
     }
     kvr_json_close(&b, ']');
     for (int v = 0; v < 3; v++) kvr_json_put_u64(&b, words[v], n[v]);

@@ -12,6 +12,7 @@
 
 #include "base/buf.h"
 #include "base/log.h"
+#include "net/http/ending.h"
 #include "net/http/fetch.h"
 #include "recover/event_json.h"
 #include "wire/record.h"
@@ -24,7 +25,7 @@ struct replay {
     struct kvr_block *blocks;
     size_t cap;
     uint64_t lines, bad, events, failed, kinds[3];
-    uint64_t began_ns, last_stamp;
+    uint64_t began_ns;
     bool over, broken;       /* a limit was reached; the target is gone */
     struct kvr_index *index; /* --check */
     /* --to */
@@ -56,12 +57,7 @@ static void post(struct replay *r)
     struct kvr_fetched answer = {0};
     char url[600];
     if (!r->batch_n || r->broken) return;
-    kvr_json_open(&body, '{');
-    kvr_json_put_str(&body, "model_name", r->o->model);
-    kvr_json_put_str(&body, "routing_group", r->o->group);
-    kvr_json_put_u64(&body, "block_size", r->o->block_size);
-    kvr_json_key(&body, "events");
-    kvr_buf_str(&body, "[");
+    kvr_json_printf(&body, "{'model_name':%s,'routing_group':%s,'block_size':%ju,'events':[", r->o->model, r->o->group, r->o->block_size);
     kvr_buf_add(&body, r->batch.data, r->batch.len);
     kvr_buf_str(&body, "]}");
     kvr_buf_add(&body, "", 1);
@@ -184,8 +180,7 @@ int events_main(const struct events_options *o)
     if (rc == 0) rc = report(&r);
     if (r.http) {
         kvr_http_client_close(r.http);
-        uv_run(&r.loop, UV_RUN_DEFAULT);
-        uv_loop_close(&r.loop);
+        kvr_loop_end(&r.loop);
     }
     kvr_index_destroy(r.index);
     kvr_buf_free(&r.batch);

@@ -46,22 +46,6 @@ static int take_ids(const struct hash_options *o, struct kvr_ids **out)
     return o->tokens ? given_ids(o, out) : prompt_ids(o, out);
 }
 
-static void put_hashes(struct kvr_buf *b, const char *key, const uint64_t *h, size_t n)
-{
-    kvr_json_key(b, key);
-    kvr_json_open(b, '[');
-    for (size_t i = 0; i < n; i++) kvr_json_u64(b, h[i]);
-    kvr_json_close(b, ']');
-}
-
-static void put_ids(struct kvr_buf *b, const struct kvr_ids *ids)
-{
-    kvr_json_key(b, "token_ids");
-    kvr_json_open(b, '[');
-    for (size_t i = 0; i < ids->n; i++) kvr_json_u64(b, ids->v[i]);
-    kvr_json_close(b, ']');
-}
-
 static int print(const struct hash_options *o, const struct kvr_ids *ids)
 {
     uint64_t *locals = malloc((ids->n + 1) * sizeof *locals), *seqs = malloc((ids->n + 1) * sizeof *seqs);
@@ -72,11 +56,12 @@ static int print(const struct hash_options *o, const struct kvr_ids *ids)
         uint64_t seed = kvr_hash_seed(lora, strlen(lora), salt, strlen(salt));
         long blocks = kvr_hash_locals(ids->v, ids->n, (uint32_t)o->block_size, o->eagle, seed, NULL, 0, locals);
         kvr_hash_sequence(locals, (size_t)blocks, seqs);
-        kvr_json_open(&b, '{');
-        kvr_json_put_u64(&b, "block_size", o->block_size);
-        put_ids(&b, ids);
-        put_hashes(&b, "local_hashes", locals, (size_t)blocks);
-        put_hashes(&b, "sequence_hashes", seqs, (size_t)blocks);
+        kvr_json_printf(&b, "{'block_size':%ju,'token_ids':", o->block_size);
+        kvr_json_u32s(&b, ids->v, ids->n);
+        kvr_json_printf(&b, "'local_hashes':");
+        kvr_json_u64s(&b, locals, (size_t)blocks);
+        kvr_json_printf(&b, "'sequence_hashes':");
+        kvr_json_u64s(&b, seqs, (size_t)blocks);
         kvr_json_close(&b, '}');
     }
     if (!b.failed) printf("%.*s\n", (int)b.len, b.data);

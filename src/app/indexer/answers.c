@@ -3,7 +3,6 @@
 #include "app/indexer/state.h"
 
 #include <stdarg.h>
-#include <string.h>
 
 #define NO_MEMORY "{\"error\":\"out of memory\"}" /* when there is none for a text either */
 
@@ -26,22 +25,25 @@ void answer_empty(struct request *rq, int status)
     answer_with(rq, status, NULL, NULL, "", 0);
 }
 
-void answer_buf(struct request *rq, int status, const char *type, struct kvr_buf *b)
+static void answer_made(struct request *rq, int status, const char *type, const char *extra, struct kvr_buf *b)
 {
     if (b->failed) answer_with(rq, 503, JSON_TYPE, NULL, NO_MEMORY, sizeof NO_MEMORY - 1);
-    else answer_with(rq, status, type, NULL, b->data ? b->data : "", b->len);
+    else answer_with(rq, status, type, extra, b->data ? b->data : "", b->len);
     kvr_buf_free(b);
+}
+
+void answer_buf(struct request *rq, int status, const char *type, struct kvr_buf *b)
+{
+    answer_made(rq, status, type, NULL, b);
 }
 
 void answer_ok(struct request *rq, int status)
 {
     struct kvr_buf b = {0};
-    kvr_json_open(&b, '{');
-    kvr_json_put_str(&b, "status", "ok");
+    kvr_json_printf(&b, "{'status':'ok'");
     if (rq->ignored.n) {
-        kvr_json_key(&b, "ignored");
-        kvr_json_open(&b, '[');
-        for (size_t i = 0; i < rq->ignored.n; i++) kvr_json_str(&b, rq->ignored.names[i], strlen(rq->ignored.names[i]));
+        kvr_json_printf(&b, "'ignored':[");
+        for (size_t i = 0; i < rq->ignored.n; i++) kvr_json_printf(&b, "%s", rq->ignored.names[i]);
         kvr_json_close(&b, ']');
     }
     kvr_json_close(&b, '}');
@@ -51,18 +53,14 @@ void answer_ok(struct request *rq, int status)
 void answer_error_body(struct kvr_buf *b, int status, const char *message)
 {
     (void)status;
-    kvr_json_open(b, '{');
-    kvr_json_put_str(b, "error", message);
-    kvr_json_close(b, '}');
+    kvr_json_printf(b, "{'error':%s}", message);
 }
 
 void answer_error_with(struct request *rq, int status, const char *extra, const char *text)
 {
     struct kvr_buf b = {0};
     answer_error_body(&b, status, text);
-    if (b.failed) answer_with(rq, 503, JSON_TYPE, NULL, NO_MEMORY, sizeof NO_MEMORY - 1);
-    else answer_with(rq, status, JSON_TYPE, extra, b.data, b.len);
-    kvr_buf_free(&b);
+    answer_made(rq, status, JSON_TYPE, extra, &b);
 }
 
 void answer_error(struct request *rq, int status, const char *fmt, ...)
@@ -78,19 +76,21 @@ void answer_error(struct request *rq, int status, const char *fmt, ...)
 int body_text(struct request *rq, struct kvr_json o, const char *key, bool required, char *out, size_t cap)
 {
     struct kvr_json v = kvr_json_get(o, key);
-    const char *s;
-    size_t len;
     out[0] = 0;
     if (kvr_json_type_of(v) <= KVR_JSON_NULL) {
         if (!required) return 0;
         answer_error(rq, 422, "missing field `%s`", key);
         return -1;
     }
-    if (!kvr_json_as_name(v, &s, &len) || len >= cap) {
-        answer_error(rq, 422, "field `%s` must be a string of at most %zu bytes", key, cap - 1);
-        return -1;
-    }
-    memcpy(out, s, len);
-    out[len] = 0;
-    return 1;
+    if (kvr_json_copy_name(v, out, cap)) return 1;
+    answer_error(rq, 422, "field `%s` must be a string of at most %zu bytes", key, cap - 1);
+    return -1;
+}
+
+int body_group(struct request *rq, struct kvr_json o, char *out, size_t cap)
+{
+    int has = body_text(rq, o, "routing_group", false, out, cap);
+    if (has == 0 && rq->loop->indexer->o->tenant_as_group) has = body_text(rq, o, "tenant_id", false, out, cap);
+    if (has == 0) snprintf(out, cap, "default");
+    return has;
 }

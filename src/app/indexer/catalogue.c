@@ -5,16 +5,12 @@
  */
 #include "app/indexer/state.h"
 
+#include <stdarg.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/log.h"
 #include "net/nats/registry.h"
-
-uint64_t indexer_now_ms(void)
-{
-    return kvr_now_ns(kvr_clock_monotonic()) / 1000000;
-}
 
 /* ---- partitions ------------------------------------------------------------------------------------------ */
 
@@ -183,9 +179,7 @@ int catalogue_announce(struct indexer *x, uint16_t port)
     snprintf(key, sizeof key, "indexer.%.90s.%llu", scope, (unsigned long long)x->instance_number);
     snprintf(url, sizeof url, "http%s://%.100s:%llu", x->tls ? "s" : "", x->o->advertise_host ? x->o->advertise_host : host,
              (unsigned long long)port);
-    kvr_json_open(&value, '{');
-    kvr_json_put_str(&value, "url", url);
-    kvr_json_close(&value, '}');
+    kvr_json_printf(&value, "{'url':%s}", url);
     kvr_buf_add(&value, "", 1);
     bool kept =
         !value.failed && kvr_registry_open(&config, &x->registry) == 0 && kvr_registry_keep(x->registry, key, value.data, false) == 0;
@@ -283,6 +277,15 @@ bool catalogue_has_listener(struct indexer *x, struct kvr_worker w)
     bool has = i && listener_locked(i, w.dp_rank);
     kvr_unlock(&x->lock);
     return has;
+}
+
+bool catalogue_is_in(struct indexer *x, uint64_t worker_id, const struct partition *p)
+{
+    kvr_lock(&x->lock);
+    const struct instance *i = instance_locked(x, worker_id);
+    bool is_in = i && i->part == p;
+    kvr_unlock(&x->lock);
+    return is_in;
 }
 
 size_t catalogue_listeners(struct indexer *x, uint64_t worker_id)
@@ -391,13 +394,7 @@ static void instance_drop_locked(struct indexer *x, struct instance *i)
 static int add_listener_locked(struct indexer *x, struct instance *i, const struct registration *r)
 {
     if (i->listeners_n == RANKS_OF_INSTANCE_MAX) return -KVR_ELIMIT;
-    if (i->listeners_n == i->listeners_cap) {
-        size_t cap = i->listeners_cap ? i->listeners_cap * 2 : 2;
-        struct listener *l = realloc(i->listeners, cap * sizeof *l);
-        if (!l) return -KVR_ENOMEM;
-        i->listeners = l;
-        i->listeners_cap = cap;
-    }
+    if (!kvr_grow(&i->listeners, &i->listeners_cap, i->listeners_n + 1, sizeof *i->listeners)) return -KVR_ENOMEM;
     struct kvr_worker w = {r->instance_id, r->dp_rank};
     struct seed *seed = take_seed_locked(x, w);
     struct kvr_ingest_source src = {.worker = w,
@@ -433,28 +430,31 @@ static int add_listener_locked(struct indexer *x, struct instance *i, const stru
     return 0;
 }
 
+/* Returns: the status. */
+__attribute__((format(printf, 4, 5))) static int refuse(char *err, size_t cap, int status, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    vsnprintf(err, cap, format, args);
+    va_end(args);
+    return status;
+}
+
 static int register_locked(struct indexer *x, const struct registration *r, char *err, size_t cap)
 {
     struct instance *i = instance_locked(x, r->instance_id);
     struct partition *p = find_locked(x, r->model, strlen(r->model), r->group, strlen(r->group));
     unsigned long long id = r->instance_id;
-    if (i && i->part != p) {
-        snprintf(err, cap, "instance %llu is already registered for model=%s routing_group=%s", id, i->part->model, i->part->group);
-        return 409;
-    }
-    if (i && listener_locked(i, r->dp_rank)) {
-        snprintf(err, cap, "instance %llu dp_rank %u already registered", id, r->dp_rank);
-        return 409;
-    }
-    if (p && p->block_size != r->block_size) {
-        snprintf(err, cap, "block_size mismatch for model=%s routing_group=%s: existing=%u, requested=%u", r->model, r->group,
-                 p->block_size, r->block_size);
-        return 409;
-    }
-    if ((!i && x->instances_n >= INSTANCES_MAX) || (!p && x->partitions_n >= PARTITIONS_MAX)) {
-        snprintf(err, cap, "no room for another registration: at most %d instances and %d partitions", INSTANCES_MAX, PARTITIONS_MAX);
-        return 409;
-    }
+    if (i && i->part != p)
+        return refuse(err, cap, 409, "instance %llu is already registered for model=%s routing_group=%s", id, i->part->model,
+                      i->part->group);
+    if (i && listener_locked(i, r->dp_rank)) return refuse(err, cap, 409, "instance %llu dp_rank %u already registered", id, r->dp_rank);
+    if (p && p->block_size != r->block_size)
+        return refuse(err, cap, 409, "block_size mismatch for model=%s routing_group=%s: existing=%u, requested=%u", r->model, r->group,
+                      p->block_size, r->block_size);
+    if ((!i && x->instances_n >= INSTANCES_MAX) || (!p && x->partitions_n >= PARTITIONS_MAX))
+        return refuse(err, cap, 409, "no room for another registration: at most %d instances and %d partitions", INSTANCES_MAX,
+                      PARTITIONS_MAX);
     bool fresh = !i;
     if (!p) p = make_locked(x, r->model, r->group, r->block_size);
     if (p && !i) i = instance_make_locked(x, r, p);
@@ -462,24 +462,18 @@ static int register_locked(struct indexer *x, const struct registration *r, char
     if (rc == 0) return 0;
     if (i && fresh) instance_drop_locked(x, i);
     else if (p && p->instances == 0) drop_locked(x, p);
-    snprintf(err, cap, "%s", kvr_strerror(rc));
-    return 500;
+    return refuse(err, cap, 500, "%s", kvr_strerror(rc));
 }
 
 int catalogue_register(struct indexer *x, const struct registration *r, char *err, size_t cap)
 {
-    if (!endpoint_ok(r->endpoint)) {
-        snprintf(err, cap, "invalid ZMQ endpoint `%.200s`: expected tcp://host:port, ipc://path, inproc://name or plane", r->endpoint);
-        return 400;
-    }
-    if (is_plane(r->endpoint) && x->o->plane.plane == KVR_PLANE_ZMQ) {
-        snprintf(err, cap, "endpoint `plane`: this indexer follows no event plane (--event-plane nats or jetstream)");
-        return 400;
-    }
-    if (r->replay[0] && (is_plane(r->endpoint) || !endpoint_ok(r->replay))) {
-        snprintf(err, cap, "invalid replay endpoint `%.200s`: expected tcp://host:port, ipc://path or inproc://name", r->replay);
-        return 400;
-    }
+    if (!endpoint_ok(r->endpoint))
+        return refuse(err, cap, 400, "invalid ZMQ endpoint `%.200s`: expected tcp://host:port, ipc://path, inproc://name or plane",
+                      r->endpoint);
+    if (is_plane(r->endpoint) && x->o->plane.plane == KVR_PLANE_ZMQ)
+        return refuse(err, cap, 400, "endpoint `plane`: this indexer follows no event plane (--event-plane nats or jetstream)");
+    if (r->replay[0] && (is_plane(r->endpoint) || !endpoint_ok(r->replay)))
+        return refuse(err, cap, 400, "invalid replay endpoint `%.200s`: expected tcp://host:port, ipc://path or inproc://name", r->replay);
     kvr_lock(&x->change_lock);
     kvr_lock(&x->lock);
     int rc = register_locked(x, r, err, cap);
@@ -495,18 +489,10 @@ static int find_for_removal_locked(const struct indexer *x, uint64_t id, const c
 {
     struct instance *i = instance_locked(x, id);
     unsigned long long n = id;
-    if (!i) {
-        snprintf(err, cap, "instance %llu not found", n);
-        return 404;
-    }
-    if (strcmp(i->part->model, model) != 0 || (group && strcmp(i->part->group, group) != 0)) {
-        snprintf(err, cap, "instance %llu is registered for model=%s routing_group=%s", n, i->part->model, i->part->group);
-        return 404;
-    }
-    if (rank && !listener_locked(i, *rank)) {
-        snprintf(err, cap, "instance %llu dp_rank %u not found", n, *rank);
-        return 404;
-    }
+    if (!i) return refuse(err, cap, 404, "instance %llu not found", n);
+    if (strcmp(i->part->model, model) != 0 || (group && strcmp(i->part->group, group) != 0))
+        return refuse(err, cap, 404, "instance %llu is registered for model=%s routing_group=%s", n, i->part->model, i->part->group);
+    if (rank && !listener_locked(i, *rank)) return refuse(err, cap, 404, "instance %llu dp_rank %u not found", n, *rank);
     *out = i;
     return 0;
 }
@@ -563,10 +549,11 @@ struct kvr_view_status *catalogue_statuses(struct indexer *x, size_t *n)
     }
 }
 
-static const struct kvr_view_status *status_of(const struct kvr_view_status *st, size_t n, struct kvr_worker w)
+const struct kvr_view_status *catalogue_status_of(const struct kvr_view_status *st, size_t n, const struct instance *i,
+                                                  const struct listener *l)
 {
-    for (size_t i = 0; i < n; i++)
-        if (kvr_worker_cmp(st[i].worker, w) == 0) return &st[i];
+    for (size_t k = 0; k < n; k++)
+        if (st[k].worker.worker_id == i->id && st[k].worker.dp_rank == l->rank) return &st[k];
     return NULL;
 }
 
@@ -578,7 +565,7 @@ int catalogue_pause(struct indexer *x, uint64_t id, uint32_t rank, bool pause, c
     kvr_lock(&x->lock);
     const struct instance *i = instance_locked(x, id);
     struct listener *l = i ? listener_locked(i, rank) : NULL;
-    const char *state = l ? l->paused ? "paused" : listener_state(status_of(st, n, (struct kvr_worker){id, rank})) : "";
+    const char *state = l ? l->paused ? "paused" : listener_state(catalogue_status_of(st, n, i, l)) : "";
     if (!i) {
         snprintf(err, cap, "instance %llu not found", (unsigned long long)id);
         rc = 404;
@@ -606,7 +593,7 @@ static const char *instance_state(const struct instance *i, const struct kvr_vie
     static const char *const order[] = {"failed", "pending", "active"};
     for (size_t o = 0; o < KVR_ARRAY_LEN(order); o++)
         for (size_t k = 0; k < i->listeners_n; k++) {
-            const struct kvr_view_status *s = status_of(st, n, (struct kvr_worker){i->id, i->listeners[k].rank});
+            const struct kvr_view_status *s = catalogue_status_of(st, n, i, &i->listeners[k]);
             if (strcmp(listener_state(s), order[o]) == 0) return order[o];
         }
     return "paused";
@@ -614,51 +601,29 @@ static const char *instance_state(const struct instance *i, const struct kvr_vie
 
 static void put_listener(struct kvr_buf *b, const struct listener *l, const struct kvr_view_status *s)
 {
-    kvr_json_key_u64(b, l->rank);
-    kvr_json_open(b, '{');
-    kvr_json_put_str(b, "endpoint", l->endpoint);
-    kvr_json_put_str(b, "status", listener_state(s));
-    if (s && s->failed) kvr_json_put_str(b, "last_error", s->reason);
-    kvr_json_key(b, "trusted");
-    kvr_json_bool(b, s && s->trusted);
-    if (s && !s->trusted) kvr_json_put_str(b, "untrusted_reason", s->reason);
-    kvr_json_put_str(b, "view", kvr_view_knowledge_name(s ? s->knowledge : KVR_VIEW_UNKNOWN));
-    if (s && s->knowledge != KVR_VIEW_WHOLE) kvr_json_put_str(b, "view_reason", s->reason);
-    kvr_json_put_str(b, "trust", s ? kvr_view_trust_name(s) : "untrusted");
-    kvr_json_put_u64(b, "next_sequence", s ? s->next_sequence : 0);
-    kvr_json_put_u64(b, "gaps", s ? s->gaps : 0);
-    kvr_json_put_u64(b, "restarts", s ? s->restarts : 0);
-    if (s && s->filtered.block_size_mismatch) {
-        kvr_json_put_u64(b, "block_size_mismatches", s->filtered.block_size_mismatch);
-        kvr_json_put_str(b, "warning",
-                         "the engine's KV block size differs from the registered block_size; its blocks are left out: register it with "
-                         "the engine's --block-size");
-    }
+    kvr_json_printf(b, "'%u':{'endpoint':%s,'status':%s", l->rank, l->endpoint, listener_state(s));
+    if (s && s->failed) kvr_json_printf(b, "'last_error':%s", s->reason);
+    kvr_json_printf(b, "'trusted':%i", s && s->trusted);
+    if (s && !s->trusted) kvr_json_printf(b, "'untrusted_reason':%s", s->reason);
+    kvr_json_printf(b, "'view':%s", kvr_view_knowledge_name(s ? s->knowledge : KVR_VIEW_UNKNOWN));
+    if (s && s->knowledge != KVR_VIEW_WHOLE) kvr_json_printf(b, "'view_reason':%s", s->reason);
+    kvr_json_printf(b, "'trust':%s,'next_sequence':%ju,'gaps':%ju,'restarts':%ju", s ? kvr_view_trust_name(s) : "untrusted",
+                    s ? s->next_sequence : 0, s ? s->gaps : 0, s ? s->restarts : 0);
+    if (s && s->filtered.block_size_mismatch)
+        kvr_json_printf(b, "'block_size_mismatches':%ju,'warning':%s", s->filtered.block_size_mismatch,
+                        "the engine's KV block size differs from the registered block_size; its blocks are left out: register it with "
+                        "the engine's --block-size");
     kvr_json_close(b, '}');
 }
 
 static void put_instance(struct kvr_buf *b, const struct instance *i, const struct kvr_view_status *st, size_t n)
 {
-    kvr_json_open(b, '{');
-    kvr_json_put_u64(b, "instance_id", i->id);
-    kvr_json_put_str(b, "source", "zmq");
-    kvr_json_put_str(b, "status", instance_state(i, st, n));
-    kvr_json_put_str(b, "model_name", i->part->model);
-    kvr_json_put_str(b, "routing_group", i->part->group);
-    kvr_json_put_u64(b, "block_size", i->part->block_size);
-    kvr_json_key(b, "endpoints");
-    kvr_json_open(b, '{');
-    for (size_t k = 0; k < i->listeners_n; k++) {
-        kvr_json_key_u64(b, i->listeners[k].rank);
-        kvr_json_str(b, i->listeners[k].endpoint, strlen(i->listeners[k].endpoint));
-    }
-    kvr_json_close(b, '}');
-    kvr_json_key(b, "listeners");
-    kvr_json_open(b, '{');
-    for (size_t k = 0; k < i->listeners_n; k++)
-        put_listener(b, &i->listeners[k], status_of(st, n, (struct kvr_worker){i->id, i->listeners[k].rank}));
-    kvr_json_close(b, '}');
-    kvr_json_close(b, '}');
+    kvr_json_printf(b, "{'instance_id':%ju,'source':'zmq','status':%s,'model_name':%s,'routing_group':%s,'block_size':%u,'endpoints':{",
+                    i->id, instance_state(i, st, n), i->part->model, i->part->group, i->part->block_size);
+    for (size_t k = 0; k < i->listeners_n; k++) kvr_json_printf(b, "'%u':%s", i->listeners[k].rank, i->listeners[k].endpoint);
+    kvr_json_printf(b, "},'listeners':{");
+    for (size_t k = 0; k < i->listeners_n; k++) put_listener(b, &i->listeners[k], catalogue_status_of(st, n, i, &i->listeners[k]));
+    kvr_json_printf(b, "}}");
 }
 
 void catalogue_workers_write(struct indexer *x, const char *model, const char *group, struct kvr_buf *out)
@@ -684,15 +649,10 @@ void catalogue_registrations_write(struct indexer *x, struct kvr_buf *b)
     for (const struct instance *i = x->instances; i; i = i->next)
         for (size_t k = 0; k < i->listeners_n; k++) {
             const struct listener *l = &i->listeners[k];
-            kvr_json_open(b, '{');
-            kvr_json_put_u64(b, "instance_id", i->id);
-            kvr_json_put_u64(b, "dp_rank", l->rank);
-            kvr_json_put_u64(b, "block_size", i->part->block_size);
-            kvr_json_put_str(b, "model_name", i->part->model);
-            kvr_json_put_str(b, "routing_group", i->part->group);
-            kvr_json_put_str(b, "endpoint", l->endpoint);
-            if (l->replay[0]) kvr_json_put_str(b, "replay_endpoint", l->replay);
-            if (l->recover[0]) kvr_json_put_str(b, "recover_endpoint", l->recover);
+            kvr_json_printf(b, "{'instance_id':%ju,'dp_rank':%u,'block_size':%u,'model_name':%s,'routing_group':%s,'endpoint':%s", i->id,
+                            l->rank, i->part->block_size, i->part->model, i->part->group, l->endpoint);
+            if (l->replay[0]) kvr_json_printf(b, "'replay_endpoint':%s", l->replay);
+            if (l->recover[0]) kvr_json_printf(b, "'recover_endpoint':%s", l->recover);
             kvr_json_close(b, '}');
         }
     kvr_unlock(&x->lock);

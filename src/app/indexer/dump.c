@@ -43,17 +43,10 @@ static void put_key(struct kvr_buf *b, const struct partition *p)
 /* bare: what it is without what its stream remembers, which a dump has not. */
 static void put_view(struct kvr_buf *b, const struct kvr_view_status *s, enum kvr_view_knowledge bare)
 {
-    kvr_json_open(b, '{');
-    kvr_json_put_u64(b, "worker_id", s->worker.worker_id);
-    kvr_json_put_u64(b, "dp_rank", s->worker.dp_rank);
-    kvr_json_key(b, "trusted");
-    kvr_json_bool(b, s->trusted && bare != KVR_VIEW_UNKNOWN);
-    kvr_json_put_str(b, "view", kvr_view_knowledge_name(bare));
-    kvr_json_put_u64(b, "next_sequence", s->cursor.next);
-    kvr_json_put_u64(b, "last_hash", s->cursor.last_hash);
-    kvr_json_key(b, "last_ts");
+    kvr_json_printf(
+        b, "{'worker_id':%ju,'dp_rank':%u,'trusted':%i,'view':%s,'next_sequence':%ju,'last_hash':%ju,'last_ts':", s->worker.worker_id,
+        s->worker.dp_rank, s->trusted && bare != KVR_VIEW_UNKNOWN, kvr_view_knowledge_name(bare), s->cursor.next, s->cursor.last_hash);
     kvr_buf_printf(b, "%.17g", s->cursor.last_ts);
-    b->comma = true;
     kvr_json_close(b, '}');
 }
 
@@ -107,13 +100,8 @@ static bool dump_with_views(struct dump *d, struct partition *p, struct kvr_buf 
     size_t n;
     bool ok = true;
     struct kvr_view_status *st = catalogue_statuses(x, &n);
-    for (size_t i = 0; ok && i < n; i++) {
-        kvr_lock(&x->lock);
-        bool here = false;
-        for (const struct instance *k = x->instances; k && !here; k = k->next) here = k->id == st[i].worker.worker_id && k->part == p;
-        kvr_unlock(&x->lock);
-        if (here) ok = dump_source(d, p, st[i].worker, views);
-    }
+    for (size_t i = 0; ok && i < n; i++)
+        if (catalogue_is_in(x, st[i].worker.worker_id, p)) ok = dump_source(d, p, st[i].worker, views);
     free(st);
     return ok;
 }
@@ -122,18 +110,13 @@ static bool dump_partition(struct dump *d, struct partition *p)
 {
     struct kvr_buf *b = &d->b, views = {0};
     put_key(b, p);
-    kvr_json_open(b, '{');
-    kvr_json_put_u64(b, "block_size", p->block_size);
-    kvr_json_key(b, "events");
-    kvr_json_open(b, '[');
+    kvr_json_printf(b, "{'block_size':%u,'events':[", p->block_size);
     bool ok = d->views ? dump_with_views(d, p, &views) : kvr_index_dump(p->index, NULL, on_event, d) == 0;
     kvr_json_close(b, ']');
     if (d->views) {
-        kvr_json_key(b, "views");
-        kvr_buf_str(b, "[");
-        kvr_buf_add(b, views.data ? views.data : "", views.len);
-        kvr_buf_str(b, "]");
-        b->comma = true;
+        kvr_json_printf(b, "'views':[");
+        kvr_buf_add(b, views.data, views.len);
+        kvr_json_close(b, ']');
     }
     kvr_json_close(b, '}');
     ok = ok && !views.failed && !b->failed;
@@ -183,16 +166,4 @@ void dump_start(struct request *rq)
     if (!too_many && d) atomic_fetch_sub(&rq->loop->dumps, 1);
     free(d);
     answer_error(rq, too_many ? 503 : 500, too_many ? "too many dumps are being sent" : "out of memory");
-}
-
-void dump_on_gone(struct kvr_http_conn *c, void *ctx)
-{
-    (void)ctx;
-    kvr_produce_on_gone(c);
-}
-
-void dump_on_drained(struct kvr_http_conn *c, void *ctx)
-{
-    (void)ctx;
-    kvr_produce_on_drained(c);
 }

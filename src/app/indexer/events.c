@@ -46,13 +46,9 @@ static void answer(struct feed *f, int rc)
     } else if (rc) {
         answer_error(f->rq, 500, "%s", kvr_strerror(rc));
     } else {
-        kvr_json_open(&b, '{');
-        kvr_json_put_u64(&b, "applied", f->applied);
-        kvr_json_put_u64(&b, "failed", f->failed);
-        kvr_json_close(&b, '}');
-        answer_body(f->rq, 200, NULL, b.data ? b.data : "", b.len);
+        kvr_json_printf(&b, "{'applied':%ju,'failed':%ju}", f->applied, f->failed);
+        answer_buf(f->rq, 200, JSON_TYPE, &b);
     }
-    kvr_buf_free(&b);
 }
 
 void events_post(struct request *rq, struct kvr_json o)

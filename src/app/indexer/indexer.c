@@ -2,6 +2,7 @@
 /* Start, threads, signals. The map of threads is in state.h. */
 #include "app/indexer/state.h"
 #include "base/log.h"
+#include "token/given.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -285,39 +286,37 @@ static void on_reload(uv_signal_t *s, int signum)
         kvr_log_warning("kvroute indexer: SIGHUP: --tls-cert, --tls-key: %s; the old certificate stays", err);
     if (x->o->tls_ca && kvr_tls_trust(&(struct kvr_tls_peer_config){.ca = x->o->tls_ca}, err, sizeof err))
         kvr_log_warning("kvroute indexer: SIGHUP: --tls-ca: %s; the old certificates stay", err);
-    text_reload(x);
+    kvr_given_tokens_reload(x->tokenizers);
     kvr_log("kvroute indexer: SIGHUP: read again");
 }
 
-static void close_handle(uv_handle_t *h, void *arg)
+static void each_index(struct indexer *x, size_t (*fn)(struct kvr_index *index))
 {
-    (void)arg;
-    if (!uv_is_closing(h)) uv_close(h, NULL);
+    size_t n;
+    struct partition **list = catalogue_list(x, &n);
+    for (size_t i = 0; i < n; i++) {
+        (void)fn(list[i]->index);
+        partition_unref(list[i]);
+    }
+    free(list);
 }
 
 /* Gives memory back that has become free. */
 static void on_second(uv_timer_t *t)
 {
-    size_t n;
-    struct partition **list = catalogue_list(t->data, &n);
-    for (size_t i = 0; i < n; i++) {
-        kvr_index_expire(list[i]->index);
-        partition_unref(list[i]);
-    }
-    free(list);
+    each_index(t->data, kvr_index_expire);
 }
 
 /* What was dropped is given back in slices; this loop serves nobody. */
-static void on_tend(uv_timer_t *t)
+static size_t tend(struct kvr_index *index)
 {
     enum { SLICE = 65536 };
-    size_t n;
-    struct partition **list = catalogue_list(t->data, &n);
-    for (size_t i = 0; i < n; i++) {
-        (void)kvr_index_tend(list[i]->index, SLICE);
-        partition_unref(list[i]);
-    }
-    free(list);
+    return kvr_index_tend(index, SLICE);
+}
+
+static void on_tend(uv_timer_t *t)
+{
+    each_index(t->data, tend);
 }
 
 static void announce(const struct indexer *x)
@@ -380,12 +379,10 @@ int indexer_main(const struct indexer_options *o)
     keeper_stop(x);
     recovery_stop(x);
     uv_run(&x->main_loop, UV_RUN_NOWAIT);
-    uv_walk(&x->main_loop, close_handle, NULL);
-    uv_run(&x->main_loop, UV_RUN_DEFAULT);
-    uv_loop_close(&x->main_loop);
+    kvr_loop_end(&x->main_loop);
     free(x->recovery);
     catalogue_destroy(x);
-    text_stop(x);
+    kvr_given_tokens_close(x->tokenizers);
     telemetry_free(x);
     kvr_tls_ctx_free(x->tls);
     kvr_access_destroy(x->access);

@@ -10,7 +10,6 @@
 #include "base/lock.h"
 
 #include <string.h>
-#include <time.h>
 
 #include "base/log.h"
 #include "store/data_dir.h"
@@ -64,15 +63,6 @@ static void write_workers(struct keeper *k)
     kvr_buf_free(&b);
 }
 
-static void text_of(struct kvr_json o, const char *key, char *out, size_t cap)
-{
-    const char *s = "";
-    size_t n = 0;
-    if (!kvr_json_as_name(kvr_json_get(o, key), &s, &n) || n >= cap) n = 0;
-    memcpy(out, s, n);
-    out[n] = 0;
-}
-
 /* Returns: false when there is something else than a whole number up to max; absent is `*out` as it was. */
 static bool number_of(struct kvr_json o, const char *key, uint64_t max, uint64_t *out)
 {
@@ -88,11 +78,11 @@ static int register_one(void *ctx, const char *key, size_t key_len, struct kvr_j
     char err[1024];
     (void)key;
     (void)key_len;
-    text_of(o, "model_name", r.model, sizeof r.model);
-    text_of(o, "routing_group", r.group, sizeof r.group);
-    text_of(o, "endpoint", r.endpoint, sizeof r.endpoint);
-    text_of(o, "replay_endpoint", r.replay, sizeof r.replay);
-    text_of(o, "recover_endpoint", r.recover, sizeof r.recover);
+    (void)kvr_json_copy_name(kvr_json_get(o, "model_name"), r.model, sizeof r.model);
+    (void)kvr_json_copy_name(kvr_json_get(o, "routing_group"), r.group, sizeof r.group);
+    (void)kvr_json_copy_name(kvr_json_get(o, "endpoint"), r.endpoint, sizeof r.endpoint);
+    (void)kvr_json_copy_name(kvr_json_get(o, "replay_endpoint"), r.replay, sizeof r.replay);
+    (void)kvr_json_copy_name(kvr_json_get(o, "recover_endpoint"), r.recover, sizeof r.recover);
     const char *bad = !kvr_json_as_u64(kvr_json_get(o, "instance_id"), &r.instance_id) ? "instance_id"
                       : !number_of(o, "dp_rank", UINT32_MAX, &rank)                    ? "dp_rank"
                       : !number_of(o, "block_size", 65536, &bs) || bs == 0             ? "block_size"
@@ -118,7 +108,7 @@ static const char *use_workers(struct indexer *x, const char *text, size_t len)
     char want[17], have[17];
     if (p && kvr_json_parse(p, text, len, &o, &why) == 0) {
         list = kvr_json_get(o, "workers");
-        text_of(o, "checksum", have, sizeof have);
+        (void)kvr_json_copy_name(kvr_json_get(o, "checksum"), have, sizeof have);
         const char *begin = at ? at + 10 : text, *end = text + len;
         while (end > begin && end[-1] != '}') end--;
         size_t n = end > begin ? (size_t)(end - begin) - 1 : 0;
@@ -137,11 +127,11 @@ static const char *use_workers(struct indexer *x, const char *text, size_t len)
 static void read_all(struct keeper *k)
 {
     char err[4400];
-    uint64_t blocks = 0, t = indexer_now_ms();
+    uint64_t blocks = 0, t = kvr_now_ms();
     int rc = snapshot_read(k->x, k->index_path, &blocks, err, sizeof err);
     if (rc == 0)
         kvr_log("kvroute indexer: %llu blocks from '%s' in %llu ms, not confirmed yet", (unsigned long long)blocks, k->index_path,
-                (unsigned long long)(indexer_now_ms() - t));
+                (unsigned long long)(kvr_now_ms() - t));
     if (rc < 0) {
         kvr_log_warning("kvroute indexer: %s", err);
         kvr_set_aside(k->index_path, "kvroute indexer");
@@ -161,7 +151,7 @@ static void read_all(struct keeper *k)
 static void write_index(struct keeper *k)
 {
     struct telemetry *t = &k->x->telemetry;
-    uint64_t bytes, blocks, start = indexer_now_ms();
+    uint64_t bytes, blocks, start = kvr_now_ms();
     char err[4400];
     if (snapshot_write(k->x, k->index_path, &bytes, &blocks, err, sizeof err)) {
         complain(k, err);
@@ -170,24 +160,14 @@ static void write_index(struct keeper *k)
     k->last_error[0] = 0;
     atomic_fetch_add(&t->snapshots, 1);
     atomic_store(&t->snapshot_bytes, bytes);
-    atomic_store(&t->snapshot_ms, indexer_now_ms() - start);
+    atomic_store(&t->snapshot_ms, kvr_now_ms() - start);
 }
 
 /* Waits for the next thing to do. Returns: false at the end. */
 static bool wait_until(struct keeper *k, uint64_t due_ms)
 {
-    struct timespec ts;
-    uint64_t now = indexer_now_ms(), wait = due_ms > now ? due_ms - now : 0;
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    ts.tv_sec += (time_t)(wait / 1000);
-    ts.tv_nsec += (long)(wait % 1000) * 1000000;
-    if (ts.tv_nsec >= 1000000000) {
-        ts.tv_sec++;
-        ts.tv_nsec -= 1000000000;
-    }
     kvr_lock(&k->lock);
-    while (!k->wake && !k->stop)
-        if (pthread_cond_timedwait(&k->cond, &k->lock.mutex, &ts)) break;
+    for (uint64_t now; !k->wake && !k->stop && (now = kvr_now_ms()) < due_ms;) kvr_cond_wait_ms(&k->cond, &k->lock, due_ms - now);
     k->wake = false;
     bool go = !k->stop;
     kvr_unlock(&k->lock);
@@ -201,13 +181,13 @@ static void *keeper_main(void *arg)
     read_all(k);
     if (atomic_load(&k->x->stopping)) return NULL; /* perhaps in the middle: what is on disk is better */
     atomic_store(&k->x->loaded, true);
-    uint64_t due = indexer_now_ms() + interval;
+    uint64_t due = kvr_now_ms() + interval;
     for (bool go = true; go;) {
         go = wait_until(k, due);
         write_workers(k);
-        if (go && indexer_now_ms() < due) continue;
+        if (go && kvr_now_ms() < due) continue;
         write_index(k);
-        due = indexer_now_ms() + interval;
+        due = kvr_now_ms() + interval;
     }
     return NULL;
 }
@@ -229,7 +209,6 @@ int keeper_start(struct indexer *x)
         return 0;
     }
     struct keeper *k = calloc(1, sizeof *k);
-    pthread_condattr_t a;
     if (!k) return -1;
     k->x = x;
     snprintf(k->index_path, sizeof k->index_path, "%s/index.kvr", x->o->data_dir);
@@ -242,10 +221,7 @@ int keeper_start(struct indexer *x)
         return -1;
     }
     kvr_lock_init(&k->lock, KVR_LOCK_INDEXER_KEEPER);
-    pthread_condattr_init(&a);
-    pthread_condattr_setclock(&a, CLOCK_MONOTONIC);
-    pthread_cond_init(&k->cond, &a);
-    pthread_condattr_destroy(&a);
+    kvr_cond_init(&k->cond);
     x->keeper = k;
     x->registrations_changed = keeper_wake;
     return pthread_create(&k->thread, NULL, keeper_main, k) ? -1 : 0;

@@ -27,53 +27,35 @@ void desks_sweep(struct loop *l, bool all)
         if (all || atomic_load(&l->desks[i].part->gone)) desk_close(l, i);
 }
 
-struct kvr_index_reader *desk_reader(struct loop *l, struct partition *p)
+static struct kvr_index_reader *desk_reader(struct loop *l, struct partition *p)
 {
     for (size_t i = 0; i < l->desks_n; i++)
         if (l->desks[i].part == p) return l->desks[i].reader;
-    if (l->desks_n == l->desks_cap) {
-        size_t cap = l->desks_cap ? l->desks_cap * 2 : 4;
-        struct desk *d = realloc(l->desks, cap * sizeof *d);
-        if (!d) return NULL;
-        l->desks = d;
-        l->desks_cap = cap;
-    }
     struct kvr_index_reader *rd;
-    if (kvr_index_reader_create(p->index, &rd)) return NULL;
+    if (!kvr_grow(&l->desks, &l->desks_cap, l->desks_n + 1, sizeof *l->desks) || kvr_index_reader_create(p->index, &rd)) return NULL;
     partition_ref(p);
     l->desks[l->desks_n++] = (struct desk){p, rd};
     return rd;
 }
 
-static bool room(void *ptr, size_t *cap, size_t need, size_t elem)
+enum { KEEP = 256 << 10 }; /* bytes */
+
+/* list: a pointer to what is malloc'd. */
+static void trim(void *list, size_t *cap, size_t elem)
 {
-    if (need <= *cap) return true;
-    size_t n = need + need / 2;
-    void **at = ptr, *p = realloc(*at, n * elem);
-    if (!p) return false;
-    *at = p;
-    *cap = n;
-    return true;
+    void *p;
+    if (*cap <= KEEP / elem) return;
+    memcpy(&p, list, sizeof p);
+    free(p);
+    memset(list, 0, sizeof p);
+    *cap = 0;
 }
 
 void query_give_back(struct loop *l)
 {
-    enum { KEEP = 256 << 10 }; /* bytes */
-    if (l->tokens_cap > KEEP / sizeof *l->tokens) {
-        free(l->tokens);
-        l->tokens = NULL;
-        l->tokens_cap = 0;
-    }
-    if (l->locals_cap > KEEP / sizeof *l->locals) {
-        free(l->locals);
-        l->locals = NULL;
-        l->locals_cap = 0;
-    }
-    if (l->prefixes_cap > KEEP / sizeof *l->prefixes) {
-        free(l->prefixes);
-        l->prefixes = NULL;
-        l->prefixes_cap = 0;
-    }
+    trim(&l->tokens, &l->tokens_cap, sizeof *l->tokens);
+    trim(&l->locals, &l->locals_cap, sizeof *l->locals);
+    trim(&l->prefixes, &l->prefixes_cap, sizeof *l->prefixes);
     kvr_service_question_trim(&l->question);
     if (l->body.cap > KEEP) kvr_buf_free(&l->body);
 }
@@ -102,11 +84,12 @@ static long reach_all(struct loop *l, struct partition *p, const uint64_t *local
     if (!rd) return -KVR_ENOMEM;
     for (;;) {
         size_t cap = kvr_index_ranks(p->index) + MAP_ROOM;
-        if (!room(&l->overlaps, &l->overlaps_cap, cap, sizeof *l->overlaps) || !room(&l->reaches, &l->reaches_cap, cap, sizeof *l->reaches))
+        if (!kvr_grow(&l->overlaps, &l->overlaps_cap, cap, sizeof *l->overlaps) ||
+            !kvr_grow(&l->reaches, &l->reaches_cap, cap, sizeof *l->reaches))
             return -KVR_ENOMEM;
         long k = match(l, p, rd, locals, n, isl, cap);
         if (k >= 0 && atomic_load_explicit(&p->tiers, memory_order_relaxed)) {
-            if (!room(&l->prefixes, &l->prefixes_cap, n, sizeof *l->prefixes)) return -KVR_ENOMEM;
+            if (!kvr_grow(&l->prefixes, &l->prefixes_cap, n, sizeof *l->prefixes)) return -KVR_ENOMEM;
             kvr_hash_sequence(locals, n, l->prefixes);
             k = kvr_index_match_tiers(rd, l->overlaps, (size_t)k, l->prefixes, n, l->reaches, cap);
         } else {
@@ -169,7 +152,7 @@ static void put_frequencies(struct loop *l, struct kvr_buf *b, const struct kvr_
     size_t deepest = most(r, n, KVR_TIER_DEVICE);
     kvr_json_key(b, "frequencies");
     kvr_json_open(b, '[');
-    if (deepest && !room(&l->locals, &l->locals_cap, deepest + 1, sizeof *l->locals)) {
+    if (deepest && !kvr_grow(&l->locals, &l->locals_cap, deepest + 1, sizeof *l->locals)) {
         b->failed = true;
     } else if (deepest) {
         uint64_t *count = l->locals; /* the query is over */
@@ -230,15 +213,10 @@ static void put_views_of(struct indexer *x, struct kvr_buf *b, const struct part
     for (const struct instance *i = x->instances; i; i = i->next) {
         if (i->part != p) continue;
         for (size_t k = 0; k < i->listeners_n; k++) {
-            const struct kvr_view_status *s = NULL;
-            for (size_t j = 0; j < n && !s; j++)
-                if (st[j].worker.worker_id == i->id && st[j].worker.dp_rank == i->listeners[k].rank) s = &st[j];
+            const struct kvr_view_status *s = catalogue_status_of(st, n, i, &i->listeners[k]);
             if ((s ? s->knowledge : KVR_VIEW_UNKNOWN) != which) continue;
-            kvr_json_open(b, '{');
-            kvr_json_put_u64(b, "instance_id", i->id);
-            kvr_json_put_u64(b, "dp_rank", i->listeners[k].rank);
-            kvr_json_put_str(b, "reason", s ? s->reason : "not followed yet");
-            kvr_json_close(b, '}');
+            kvr_json_printf(b, "{'instance_id':%ju,'dp_rank':%u,'reason':%s}", i->id, i->listeners[k].rank,
+                            s ? s->reason : "not followed yet");
         }
     }
     kvr_unlock(&x->lock);
@@ -262,8 +240,7 @@ static void answer(struct request *rq, struct partition *p, size_t n, uint64_t i
         answer_error(rq, k == -KVR_ENOMEM ? 503 : 500, "index failure: %s", kvr_strerror((int)k));
         return;
     }
-    b->len = 0;
-    b->comma = b->failed = false;
+    kvr_buf_reset(b);
     kvr_json_open(b, '{');
     put_scores(b, l->reaches, (size_t)k, p->block_size);
     put_frequencies(l, b, l->reaches, (size_t)k);
@@ -287,10 +264,7 @@ static struct partition *partition_of(struct request *rq, struct kvr_json o)
     char model[NAME_MAX_LEN + 1], group[NAME_MAX_LEN + 1];
     if (body_text(rq, o, "model_name", true, model, sizeof model) < 0) return NULL;
     snprintf(rq->model, sizeof rq->model, "%.63s", model);
-    int has = body_text(rq, o, "routing_group", false, group, sizeof group);
-    if (has == 0 && x->o->tenant_as_group) has = body_text(rq, o, "tenant_id", false, group, sizeof group);
-    if (has < 0) return NULL;
-    if (has == 0) snprintf(group, sizeof group, "default");
+    if (body_group(rq, o, group, sizeof group) < 0) return NULL;
     struct partition *p = catalogue_find(x, model, strlen(model), group, strlen(group));
     if (!p) answer_error(rq, 404, "no indexer for model=%s routing_group=%s", model, group);
     return p;
@@ -329,8 +303,8 @@ static void query(struct request *rq, struct kvr_json o, const uint32_t *tokens,
     int rc = kvr_mm_infos_read(o, KVR_MAX((n + p->block_size - 1) / p->block_size, (size_t)1), &mm, why, sizeof why);
     if (rc == -KVR_EFORMAT) {
         answer_error(rq, 422, "%s", why);
-    } else if (rc || (!tokens && !room(&l->tokens, &l->tokens_cap, n + 1, sizeof *l->tokens)) ||
-               !room(&l->locals, &l->locals_cap, blocks + 1, sizeof *l->locals)) {
+    } else if (rc || (!tokens && !kvr_grow(&l->tokens, &l->tokens_cap, n + 1, sizeof *l->tokens)) ||
+               !kvr_grow(&l->locals, &l->locals_cap, blocks + 1, sizeof *l->locals)) {
         answer_error(rq, 503, "out of memory");
     } else if (!tokens && kvr_json_u32_array(list, l->tokens, n) < 0) {
         answer_error(rq, 422, "field `token_ids` must be an array of integers from 0 to 4294967295");
@@ -384,7 +358,7 @@ void query_by_hash(struct request *rq, struct kvr_json o)
         return;
     }
     if (!is_array(rq, hashes, "block_hashes", &n) || !(p = partition_of(rq, o))) return;
-    if (!room(&l->locals, &l->locals_cap, n + 1, sizeof *l->locals)) answer_error(rq, 503, "out of memory");
+    if (!kvr_grow(&l->locals, &l->locals_cap, n + 1, sizeof *l->locals)) answer_error(rq, 503, "out of memory");
     else if (kvr_json_u64_array(hashes, l->locals, n) < 0)
         answer_error(rq, 422, "field `block_hashes` must be an array of 64-bit integers");
     else answer(rq, p, n, isl);
@@ -404,8 +378,7 @@ static void service_reply(struct request *rq, int status)
 static void service_error(struct request *rq, int status, const char *text)
 {
     struct kvr_buf *b = &rq->loop->body;
-    b->len = 0;
-    b->comma = b->failed = false;
+    kvr_buf_reset(b);
     kvr_service_error_write(b, text);
     service_reply(rq, status);
 }
@@ -442,8 +415,7 @@ static void answer_service(struct request *rq, int read)
         service_error(rq, k == -KVR_ENOMEM ? 503 : 500, kvr_strerror((int)k));
         return;
     }
-    b->len = 0;
-    b->comma = b->failed = false;
+    kvr_buf_reset(b);
     kvr_service_scores_write(b, l->reaches, (size_t)k, l->indexer->instance_number);
     service_reply(rq, 200);
 }
@@ -463,8 +435,7 @@ void query_service_info(struct request *rq)
     struct indexer *x = rq->loop->indexer;
     struct kvr_buf *b = &rq->loop->body;
     struct kvr_service_info i = {.instance = x->instance_number, .ready = true, .registers = true, .packed = true};
-    b->len = 0;
-    b->comma = b->failed = false;
+    kvr_buf_reset(b);
     size_t n;
     struct partition **list = catalogue_list(x, &n);
     struct kvr_remote_model *models = calloc(n + 1, sizeof *models);

@@ -188,7 +188,7 @@ static void asked(struct recovery *r, bool helped)
     forget_question(r);
     forget_peers(r);
     r->pause_ms = helped ? RETRY_MIN_MS : KVR_MIN(KVR_MAX(r->pause_ms * 2, (uint64_t)RETRY_MIN_MS), (uint64_t)RETRY_MAX_MS);
-    r->next_ask_ms = indexer_now_ms() + r->pause_ms;
+    r->next_ask_ms = kvr_now_ms() + r->pause_ms;
     if (r->phase == ASKING) r->phase = READY;
 }
 
@@ -213,13 +213,7 @@ static int on_view(void *ctx, const struct kvr_dump_view *v)
 {
     struct recovery *r = ctx;
     if (!r->part) return 0;
-    if (r->places_n == r->places_cap) {
-        size_t cap = r->places_cap ? r->places_cap * 2 : 16;
-        struct place *p = realloc(r->places, cap * sizeof *p);
-        if (!p) return -KVR_ENOMEM;
-        r->places = p;
-        r->places_cap = cap;
-    }
+    if (!kvr_grow(&r->places, &r->places_cap, r->places_n + 1, sizeof *r->places)) return -KVR_ENOMEM;
     partition_ref(r->part);
     r->places[r->places_n++] = (struct place){r->part, *v};
     return 0;
@@ -241,14 +235,14 @@ static void on_head(struct kvr_http_call *call, void *ctx, int status, const str
     (void)headers;
     (void)length;
     r->status = status;
-    r->deadline_ms = indexer_now_ms() + PEER_TIMEOUT_MS;
+    r->deadline_ms = kvr_now_ms() + PEER_TIMEOUT_MS;
 }
 
 static void on_body(struct kvr_http_call *call, void *ctx, const char *data, size_t len)
 {
     struct recovery *r = ctx;
     (void)call;
-    r->deadline_ms = indexer_now_ms() + PEER_TIMEOUT_MS; /* ten seconds without progress, however large the dump is */
+    r->deadline_ms = kvr_now_ms() + PEER_TIMEOUT_MS; /* ten seconds without progress, however large the dump is */
     if (r->status / 100 != 2 || r->error) return;
     r->error = kvr_dump_stream_feed(&r->dump, data, len);
 }
@@ -299,7 +293,7 @@ static bool ask(struct recovery *r)
     kvr_buf_str(&head, "\r\n");
     struct kvr_http_call_config c = {
         .endpoint = &e, .head = head.data, .head_len = head.len, .connect_timeout_s = 2, .handler = &handler, .ctx = r};
-    r->deadline_ms = indexer_now_ms() + PEER_TIMEOUT_MS;
+    r->deadline_ms = kvr_now_ms() + PEER_TIMEOUT_MS;
     r->call = head.failed ? NULL : kvr_http_call_start(r->client, &c);
     kvr_buf_free(&head);
     if (r->call) return true;
@@ -354,7 +348,7 @@ static bool caught_up(struct recovery *r, const struct kvr_view_status *st, size
     bool all = true;
     if (r->x->o->plane.plane != KVR_PLANE_JETSTREAM) return true;
     for (size_t i = 0; i < n; i++) all &= st[i].trusted;
-    return kvr_catch_up_step(&r->progress, r->x->ingest, all, indexer_now_ms(), (uint64_t)(r->x->o->restore_timeout * 1000));
+    return kvr_catch_up_step(&r->progress, r->x->ingest, all, kvr_now_ms(), (uint64_t)(r->x->o->restore_timeout * 1000));
 }
 
 static bool settled(struct recovery *r, const struct kvr_view_status *st, size_t n)
@@ -407,7 +401,7 @@ static void step(struct recovery *r)
         atomic_store(&x->ready, true);
         kvr_log("kvroute indexer: ready");
     }
-    bool free_to_ask = r->phase == READY && !r->call && indexer_now_ms() >= r->next_ask_ms;
+    bool free_to_ask = r->phase == READY && !r->call && kvr_now_ms() >= r->next_ask_ms;
     if (free_to_ask && lost_a_view(st, n) && has_peers(x)) begin(r);
     free(st);
 }
@@ -415,7 +409,7 @@ static void step(struct recovery *r)
 static void on_tick(uv_timer_t *t)
 {
     struct recovery *r = t->data;
-    if (r->call && indexer_now_ms() >= r->deadline_ms) {
+    if (r->call && kvr_now_ms() >= r->deadline_ms) {
         kvr_http_call_cancel(r->call);
         fail(r, "no answer in time");
     }

@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "net/http/produce.h"
 #include "token/tokenizer.h"
 #include "wire/prompt_question.h"
 
@@ -21,14 +22,6 @@ static int number(struct request *rq, struct kvr_json o, const char *key, bool r
     if (kvr_json_as_u64(v, out) && *out <= max) return 1;
     answer_error(rq, 422, "field `%s` must be an integer from 0 to %llu", key, (unsigned long long)max);
     return -1;
-}
-
-/* The group of a body: routing_group, or with --tenant-as-group tenant_id. As body_text. */
-static int group_of(struct request *rq, struct kvr_json o, char *out, size_t cap)
-{
-    int has = body_text(rq, o, "routing_group", false, out, cap);
-    if (has == 0 && rq->loop->indexer->o->tenant_as_group) has = body_text(rq, o, "tenant_id", false, out, cap);
-    return has;
 }
 
 static void post_register(struct request *rq, struct kvr_json o)
@@ -49,9 +42,7 @@ static void post_register(struct request *rq, struct kvr_json o)
         answer_error(rq, 400, "invalid replay endpoint ``: expected tcp://host:port, ipc://path or inproc://name");
         return;
     }
-    int has = group_of(rq, o, r.group, sizeof r.group);
-    if (has < 0) return;
-    if (has == 0) snprintf(r.group, sizeof r.group, "default");
+    if (body_group(rq, o, r.group, sizeof r.group) < 0) return;
     snprintf(rq->model, sizeof rq->model, "%.63s", r.model);
     if (bs == 0 || bs > 65536) {
         answer_error(rq, 400, "block_size must be from 1 to 65536");
@@ -76,7 +67,7 @@ static void post_unregister(struct request *rq, struct kvr_json o)
     char model[NAME_MAX_LEN + 1], group[NAME_MAX_LEN + 1], err[1024];
     uint64_t id, rank;
     if (number(rq, o, "instance_id", true, UINT64_MAX, &id) < 0 || body_text(rq, o, "model_name", true, model, sizeof model) < 0) return;
-    int has_group = group_of(rq, o, group, sizeof group),
+    int has_group = body_group(rq, o, group, sizeof group),
         has_rank = has_group < 0 ? -1 : number(rq, o, "dp_rank", false, UINT32_MAX, &rank);
     if (has_rank < 0) return;
     snprintf(rq->model, sizeof rq->model, "%.63s", model);
@@ -130,10 +121,7 @@ static void get_ready(struct request *rq)
         kvr_unlock(&x->lock);
     }
     struct kvr_buf b = {0};
-    kvr_json_open(&b, '{');
-    kvr_json_put_str(&b, "status", ends ? "ending" : "recovering");
-    kvr_json_put_str(&b, "error", why);
-    kvr_json_close(&b, '}');
+    kvr_json_printf(&b, "{'status':%s,'error':%s}", ends ? "ending" : "recovering", why);
     answer_buf(rq, 503, JSON_TYPE, &b);
 }
 
@@ -155,7 +143,7 @@ static void get_peers(struct request *rq)
     struct kvr_buf b = {0};
     kvr_json_open(&b, '[');
     kvr_lock(&x->lock);
-    for (size_t i = 0; i < x->peers_n; i++) kvr_json_str(&b, x->peers[i].url, strlen(x->peers[i].url));
+    for (size_t i = 0; i < x->peers_n; i++) kvr_json_printf(&b, "%s", x->peers[i].url);
     kvr_unlock(&x->lock);
     kvr_json_close(&b, ']');
     answer_buf(rq, 200, JSON_TYPE, &b);
@@ -416,11 +404,11 @@ void routes_body_room(struct kvr_http_conn *c, void *ctx, struct kvr_http_room *
 void routes_on_gone(struct kvr_http_conn *c, void *ctx)
 {
     struct loop *l = ctx;
-    if (!kvr_json_body_on_gone(&l->jobs, c)) dump_on_gone(c, ctx);
+    if (!kvr_json_body_on_gone(&l->jobs, c)) kvr_produce_on_gone(c, ctx);
 }
 
 void routes_on_drained(struct kvr_http_conn *c, void *ctx)
 {
     struct loop *l = ctx;
-    if (!kvr_json_body_is_read(&l->jobs, c)) dump_on_drained(c, ctx);
+    if (!kvr_json_body_is_read(&l->jobs, c)) kvr_produce_on_drained(c, ctx);
 }

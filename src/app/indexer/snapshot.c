@@ -2,8 +2,6 @@
 /* Writes and reads the indexer's snapshot; app/indexer/snapshot.h has the rules, wire/view_file.h the format. */
 #include "app/indexer/snapshot.h"
 
-#include <string.h>
-
 #include "store/data_dir.h"
 #include "wire/view_file.h"
 
@@ -55,12 +53,8 @@ static void put_sources(struct indexer *x, struct kvr_saved_writer *w, const str
     size_t n;
     struct kvr_view_status *st = catalogue_statuses(x, &n);
     for (size_t i = 0; i < n && !w->failed; i++) {
-        bool here = false;
-        kvr_lock(&x->lock);
-        for (const struct instance *k = x->instances; k && !here; k = k->next) here = k->id == st[i].worker.worker_id && k->part == p;
-        kvr_unlock(&x->lock);
         struct visit v = {.w = w, .ingest = x->ingest, .part = p};
-        if (here && kvr_ingest_visit_view(x->ingest, st[i].worker, visit_source, &v) == 0) {
+        if (catalogue_is_in(x, st[i].worker.worker_id, p) && kvr_ingest_visit_view(x->ingest, st[i].worker, visit_source, &v) == 0) {
             w->failed |= v.rc != 0;
             kvr_saved_put_source(w, &v.source);
             kvr_saved_put_memory(w, &v.memory);

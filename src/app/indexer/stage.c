@@ -1,24 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "app/indexer/stage.h"
 
-#include <string.h>
-
-static bool grow(void *ptr, size_t *cap, size_t need, size_t elem)
-{
-    if (need <= *cap) return true;
-    size_t n = KVR_MAX(need, *cap * 2);
-    void **at = ptr, *p = realloc(*at, n * elem);
-    if (!p) return false;
-    *at = p;
-    *cap = n;
-    return true;
-}
-
 static struct staged *pair_of(struct stage *s, struct partition *p, struct kvr_worker w)
 {
     for (size_t i = s->n; i-- > 0;) /* dumps go pair by pair: mostly the last one */
         if (s->list[i].part == p && kvr_worker_cmp(s->list[i].worker, w) == 0) return &s->list[i];
-    if (!grow(&s->list, &s->cap, s->n + 1, sizeof *s->list)) return NULL;
+    if (!kvr_grow(&s->list, &s->cap, s->n + 1, sizeof *s->list)) return NULL;
     partition_ref(p);
     s->list[s->n] = (struct staged){.part = p, .worker = w};
     kvr__event_list_init(&s->list[s->n].content, NULL);

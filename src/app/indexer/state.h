@@ -233,8 +233,6 @@ struct request {
     struct kvr_unknown_members ignored; /* of the body of a route that changes something: told in its answer */
 };
 
-uint64_t indexer_now_ms(void);
-
 /* catalogue.c */
 int catalogue_register(struct indexer *x, const struct registration *r, char *err, size_t cap); /* 0, 400, 409, 500 */
 int catalogue_unregister(struct indexer *x, uint64_t id, const char *model, const char *group, const uint32_t *rank, char *err,
@@ -249,12 +247,16 @@ void partition_unref(struct partition *p);
 void catalogue_seed(struct indexer *x, const struct seed *seed); /* copied */
 struct seed **catalogue_seeds(struct indexer *x, size_t *n);     /* copies; each malloc'd, and the list */
 bool catalogue_has_listener(struct indexer *x, struct kvr_worker w);
+bool catalogue_is_in(struct indexer *x, uint64_t worker_id, const struct partition *p);
 size_t catalogue_listeners(struct indexer *x, uint64_t worker_id); /* how many it has */
 void catalogue_workers_write(struct indexer *x, const char *model, const char *group, struct kvr_buf *out);
 void catalogue_registrations_write(struct indexer *x, struct kvr_buf *out);
 /* All partitions, each with a reference; the caller frees the list. */
 struct partition **catalogue_list(struct indexer *x, size_t *n);
 struct kvr_view_status *catalogue_statuses(struct indexer *x, size_t *n); /* malloc'd */
+/* That of a listener; NULL: it is not followed yet. */
+const struct kvr_view_status *catalogue_status_of(const struct kvr_view_status *st, size_t n, const struct instance *i,
+                                                  const struct listener *l);
 bool catalogue_add_peer(struct indexer *x, const char *url, size_t len, bool configured);
 bool catalogue_drop_peer(struct indexer *x, const char *url, size_t len);
 int catalogue_start(struct indexer *x);
@@ -280,6 +282,8 @@ void answer_error_with(struct request *rq, int status, const char *extra, const 
 void answer_error_body(struct kvr_buf *out, int status, const char *message); /* of an error that is answered by the HTTP server */
 /* A string member of at most NAME_MAX_LEN bytes. 1 there, 0 absent or null, -1 answered with an error. */
 int body_text(struct request *rq, struct kvr_json o, const char *key, bool required, char *out, size_t cap);
+/* The group of a body: routing_group, or with --tenant-as-group tenant_id. "default" when there is none. Returns: as body_text. */
+int body_group(struct request *rq, struct kvr_json o, char *out, size_t cap);
 
 /* text.c */
 /* The tokens of a prompt that is given as text. Zero: none were asked for. */
@@ -289,8 +293,6 @@ struct text_tokens {
     char why[300];
 };
 int text_start(struct indexer *x);
-void text_reload(struct indexer *x); /* SIGHUP */
-void text_stop(struct indexer *x);
 /* Any thread. `o` was read from body[0..len). */
 void text_make(struct indexer *x, struct kvr_json o, const char *body, size_t len, struct text_tokens *out);
 void text_free(struct text_tokens *t);
@@ -305,7 +307,6 @@ void query_service_packed(struct request *rq, const char *body, size_t len);
 void query_service_info(struct request *rq);
 /* Gives room back that large questions have taken. */
 void query_give_back(struct loop *l);
-struct kvr_index_reader *desk_reader(struct loop *l, struct partition *p);
 void desks_sweep(struct loop *l, bool all);
 
 /* events.c */
@@ -313,8 +314,6 @@ void events_post(struct request *rq, struct kvr_json o);
 
 /* dump.c */
 void dump_start(struct request *rq);
-void dump_on_gone(struct kvr_http_conn *c, void *ctx);
-void dump_on_drained(struct kvr_http_conn *c, void *ctx);
 
 /* recovery.c */
 int recovery_start(struct indexer *x);

@@ -45,6 +45,7 @@ int telemetry_reopen(struct indexer *x)
     return 0;
 }
 
+/* An object begins with it. */
 static void put_time(struct kvr_buf *b, bool local)
 {
     struct timespec now;
@@ -58,10 +59,8 @@ static void put_time(struct kvr_buf *b, bool local)
         gmtime_r(&now.tv_sec, &tm);
     }
     strftime(day, sizeof day, "%Y-%m-%dT%H:%M:%S", &tm);
-    kvr_json_key(b, "ts");
-    char text[64];
-    snprintf(text, sizeof text, "%s.%06u%s", day, (unsigned)(now.tv_nsec / 1000) % 1000000, zone);
-    kvr_json_str(b, text, strlen(text));
+    kvr_buf_printf(b, "{\"ts\":\"%s.%06u%s\"", day, (unsigned)(now.tv_nsec / 1000) % 1000000, zone);
+    b->comma = true;
 }
 
 static void log_request(struct indexer *x, const struct request *rq, int status, uint64_t ns)
@@ -69,21 +68,10 @@ static void log_request(struct indexer *x, const struct request *rq, int status,
     struct telemetry *t = &x->telemetry;
     struct kvr_buf b = {0};
     if (!x->o->access_log) return;
-    kvr_json_open(&b, '{');
     put_time(&b, x->o->local_time);
-    kvr_json_key(&b, "trace_id");
-    if (rq->trace[0]) kvr_json_str(&b, rq->trace, strlen(rq->trace));
-    else kvr_json_null(&b);
-    kvr_json_put_str(&b, "method", rq->method);
-    kvr_json_put_str(&b, "path", rq->path);
-    kvr_json_key(&b, "model");
-    if (rq->model[0]) kvr_json_str(&b, rq->model, strlen(rq->model));
-    else kvr_json_null(&b);
-    kvr_json_put_u64(&b, "status", (uint64_t)status);
-    kvr_json_key(&b, "duration_ms");
-    kvr_buf_printf(&b, "%.6f", (double)ns / 1e6);
-    kvr_json_close(&b, '}');
-    kvr_buf_str(&b, "\n");
+    kvr_json_printf(&b, "'trace_id':%p,'method':%s,'path':%s,'model':%p,'status':%u,'duration_ms':", rq->trace[0] ? rq->trace : NULL,
+                    rq->method, rq->path, rq->model[0] ? rq->model : NULL, (unsigned)status);
+    kvr_buf_printf(&b, "%.6f}\n", (double)ns / 1e6);
     kvr_lock(&t->log_lock);
     if (t->log && !b.failed) {
         fwrite(b.data, 1, b.len, t->log);

@@ -28,16 +28,6 @@ int text_start(struct indexer *x)
     return 1;
 }
 
-void text_reload(struct indexer *x)
-{
-    kvr_given_tokens_reload(x->tokenizers);
-}
-
-void text_stop(struct indexer *x)
-{
-    kvr_given_tokens_close(x->tokenizers);
-}
-
 static void refuse(struct indexer *x, struct text_tokens *t, int status, const char *why, const char *detail)
 {
     atomic_fetch_add_explicit(&x->telemetry.texts[1], 1, memory_order_relaxed);

@@ -44,11 +44,10 @@ static bool read_names(struct mock *m, struct kvr_http_conn *c, char name[MOCK_A
 {
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
     struct kvr_json o;
-    const char *path, *s = NULL;
+    const char *path;
     size_t n = 0;
     bool ok = kvr_json_parse(m->json, rq->body ? rq->body : "", rq->body_len, &o, NULL) == 0 &&
-              kvr_json_as_name(kvr_json_get(o, "lora_name"), &s, &n) && n && n < MOCK_ADAPTER_NAME_MAX;
-    if (ok) snprintf(name, MOCK_ADAPTER_NAME_MAX, "%.*s", (int)n, s);
+              kvr_json_copy_name(kvr_json_get(o, "lora_name"), name, MOCK_ADAPTER_NAME_MAX) && name[0];
     *has_path = ok && kvr_json_as_str(kvr_json_get(o, "lora_path"), &path, &n) && n;
     return ok;
 }

@@ -9,42 +9,6 @@
 
 /* ---- parts ------------------------------------------------------------------------------------------- */
 
-static void put_nulls(struct kvr_buf *b, const char *const *keys, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        kvr_json_key(b, keys[i]);
-        kvr_json_null(b);
-    }
-}
-
-#define NULLS(b, ...) put_nulls(b, (const char *const[]){__VA_ARGS__}, sizeof((const char *const[]){__VA_ARGS__}) / sizeof(const char *))
-
-static void put_bool(struct kvr_buf *b, const char *key, bool v)
-{
-    kvr_json_key(b, key);
-    kvr_json_bool(b, v);
-}
-
-static void put_text(struct kvr_buf *b, const char *key, const char *s, size_t n)
-{
-    kvr_json_key(b, key);
-    kvr_json_str(b, s ? s : "", n);
-}
-
-static void put_empty(struct kvr_buf *b, const char *key)
-{
-    kvr_json_key(b, key);
-    kvr_json_open(b, '[');
-    kvr_json_close(b, ']');
-}
-
-static void put_item_id(struct kvr_buf *b, const char *key, const struct mock_exchange *x)
-{
-    char id[40];
-    snprintf(id, sizeof id, "msg_%llx", (unsigned long long)x->id);
-    kvr_json_put_str(b, key, id);
-}
-
 struct counts {
     uint64_t prompt, generated, cached, created;
     bool details;
@@ -61,40 +25,36 @@ static struct counts count(const struct mock_exchange *x)
     return c;
 }
 
+static void put_tokens(struct kvr_buf *b, uint64_t prompt, uint64_t generated)
+{
+    kvr_json_printf(b, "'usage':{'prompt_tokens':%ju,'total_tokens':%ju,'completion_tokens':%ju", prompt, prompt + generated, generated);
+}
+
 /* whole: an answer that is no stream has the members that are null, too. */
 static void put_usage(struct kvr_buf *b, const struct mock_exchange *x, bool whole)
 {
     struct counts c = count(x);
-    bool chat = x->ask.api == MOCK_CHAT;
-    kvr_json_key(b, "usage");
-    kvr_json_open(b, '{');
-    kvr_json_put_u64(b, "prompt_tokens", c.prompt);
-    kvr_json_put_u64(b, "total_tokens", c.prompt + c.generated);
-    kvr_json_put_u64(b, "completion_tokens", c.generated);
+    put_tokens(b, c.prompt, c.generated);
     if (c.details) {
-        kvr_json_key(b, "prompt_tokens_details");
-        kvr_json_open(b, '{');
-        kvr_json_put_u64(b, "cached_tokens", c.cached);
-        if (chat) kvr_json_put_u64(b, "created_cache_tokens", c.created);
-        else if (whole) NULLS(b, "created_cache_tokens");
-        if (whole) NULLS(b, "multimodal_tokens");
-        kvr_json_close(b, '}');
+        kvr_json_printf(b, "'prompt_tokens_details':{'cached_tokens':%ju", c.cached);
+        if (x->ask.api == MOCK_CHAT) kvr_json_printf(b, "'created_cache_tokens':%ju", c.created);
+        else if (whole) kvr_json_printf(b, "'created_cache_tokens':null");
+        kvr_json_printf(b, whole ? "'multimodal_tokens':null}" : "}");
     } else if (whole) {
-        NULLS(b, "prompt_tokens_details");
+        kvr_json_printf(b, "'prompt_tokens_details':null");
     }
-    if (whole) NULLS(b, "completion_tokens_details");
-    kvr_json_close(b, '}');
+    kvr_json_printf(b, whole ? "'completion_tokens_details':null}" : "}");
 }
 
 static void put_head(struct kvr_buf *b, const struct mock_exchange *x, bool chunk)
 {
     bool chat = x->ask.api == MOCK_CHAT;
-    char id[48];
-    snprintf(id, sizeof id, "%s-%llu", chat ? "chatcmpl" : "cmpl", (unsigned long long)x->id);
-    kvr_json_put_str(b, "id", id);
-    kvr_json_put_str(b, "object", !chat ? "text_completion" : chunk ? "chat.completion.chunk" : "chat.completion");
-    kvr_json_put_u64(b, "created", (uint64_t)time(NULL));
-    kvr_json_put_str(b, "model", x->ask.model);
+    kvr_json_printf(b, chat ? "'id':'chatcmpl-%ju'" : "'id':'cmpl-%ju'", x->id);
+    kvr_json_printf(b, "'object':%s,'created':%ju,'model':%s",
+                    !chat   ? "text_completion"
+                    : chunk ? "chat.completion.chunk"
+                            : "chat.completion",
+                    (uintmax_t)time(NULL), x->ask.model);
 }
 
 /* The hand-off to the engine that generates. */
@@ -120,104 +80,49 @@ static void put_context(struct kvr_buf *b, const struct mock_exchange *x)
     else mock_kv_put_trtllm(b, x);
 }
 
-static void put_prompt_ids(struct kvr_buf *b, const struct mock_exchange *x)
-{
-    const struct mock_prompt *p = &x->ask.prompts[0];
-    kvr_json_key(b, "prompt_token_ids");
-    kvr_json_open(b, '[');
-    for (size_t i = 0; i < p->n; i++) kvr_json_u64(b, p->tokens[i]);
-    kvr_json_close(b, ']');
-}
-
-static char shown(uint32_t token)
-{
-    return token < 256 ? (char)token : '?';
-}
-
 static void put_finish(struct kvr_buf *b, bool last)
 {
-    kvr_json_key(b, "finish_reason");
-    if (last) kvr_json_str(b, "length", 6);
-    else kvr_json_null(b);
+    kvr_json_printf(b, "'finish_reason':%p", last ? "length" : NULL);
 }
 
 /* Every token is told to be as likely as the next one: only the shape is right. */
 static void put_completion_logprobs(struct kvr_buf *b, const char *text, size_t n, bool first_is_null)
 {
-    kvr_json_key(b, "logprobs");
-    kvr_json_open(b, '{');
-    kvr_json_key(b, "text_offset");
-    kvr_json_open(b, '[');
+    kvr_json_printf(b, "'logprobs':{'text_offset':[");
     for (size_t i = 0; i < n; i++) kvr_json_u64(b, i);
-    kvr_json_close(b, ']');
-    kvr_json_key(b, "token_logprobs");
-    kvr_json_open(b, '[');
-    for (size_t i = 0; i < n; i++) {
-        if (i == 0 && first_is_null) kvr_json_null(b);
-        else kvr_json_double(b, -1.5);
-    }
-    kvr_json_close(b, ']');
-    kvr_json_key(b, "tokens");
-    kvr_json_open(b, '[');
+    kvr_json_printf(b, "],'token_logprobs':[");
+    for (size_t i = 0; i < n; i++) kvr_json_printf(b, i == 0 && first_is_null ? "null" : "-1.5");
+    kvr_json_printf(b, "],'tokens':[");
     for (size_t i = 0; i < n; i++) kvr_json_str(b, text + i, 1);
-    kvr_json_close(b, ']');
-    kvr_json_key(b, "top_logprobs");
-    kvr_json_open(b, '[');
+    kvr_json_printf(b, "],'top_logprobs':[");
     for (size_t i = 0; i < n; i++) kvr_json_null(b);
-    kvr_json_close(b, ']');
-    kvr_json_close(b, '}');
+    kvr_json_printf(b, "]}");
 }
 
 static void put_chat_logprobs(struct kvr_buf *b, const char *text, size_t n)
 {
-    kvr_json_key(b, "logprobs");
-    kvr_json_open(b, '{');
-    kvr_json_key(b, "content");
-    kvr_json_open(b, '[');
-    for (size_t i = 0; i < n; i++) {
-        kvr_json_open(b, '{');
-        put_text(b, "token", text + i, 1);
-        kvr_json_key(b, "logprob");
-        kvr_json_double(b, -1.5);
-        kvr_json_key(b, "top_logprobs");
-        kvr_json_open(b, '[');
-        kvr_json_close(b, ']');
-        kvr_json_close(b, '}');
-    }
-    kvr_json_close(b, ']');
-    kvr_json_close(b, '}');
+    kvr_json_printf(b, "'logprobs':{'content':[");
+    for (size_t i = 0; i < n; i++) kvr_json_printf(b, "{'token':%.*s,'logprob':-1.5,'top_logprobs':[]}", 1, text + i);
+    kvr_json_printf(b, "]}");
 }
 
 /* The prompt as text, then what is behind it. */
 static void prompt_text(struct kvr_buf *out, const struct mock_sequence *s)
 {
     for (size_t i = 0; i < s->prompt->n; i++) {
-        char c = shown(s->prompt->tokens[i]);
+        char c = mock_char(s->prompt->tokens[i]);
         kvr_buf_add(out, &c, 1);
     }
 }
 
 static void put_prompt_logprobs(struct kvr_buf *b, const struct mock_sequence *s)
 {
-    kvr_json_key(b, "prompt_logprobs");
-    kvr_json_open(b, '[');
+    kvr_json_printf(b, "'prompt_logprobs':[");
     for (size_t i = 0; i < s->prompt->n; i++) {
-        if (i == 0) {
-            kvr_json_null(b);
-            continue;
-        }
-        char token[16];
-        snprintf(token, sizeof token, "%u", (unsigned)s->prompt->tokens[i]);
-        kvr_json_open(b, '{');
-        kvr_json_key(b, token);
-        kvr_json_open(b, '{');
-        kvr_json_key(b, "logprob");
-        kvr_json_double(b, -1.5);
-        kvr_json_put_u64(b, "rank", 1);
-        kvr_json_close(b, '}');
-        kvr_json_close(b, '}');
+        if (i == 0) kvr_json_null(b);
+        else kvr_json_printf(b, "{'%u':{'logprob':-1.5,'rank':1}}", (unsigned)s->prompt->tokens[i]);
     }
-    kvr_json_close(b, ']');
+    kvr_json_printf(b, "]");
 }
 
 /* ---- completions and chat: whole --------------------------------------------------------------------- */
@@ -228,83 +133,72 @@ static void put_completion_choice(struct kvr_buf *b, const struct mock_exchange 
     bool echo = x->ask.echo;
     if (echo) prompt_text(&text, s);
     kvr_buf_add(&text, s->text.data, s->text.len);
-    put_text(b, "text", text.data, text.len);
+    kvr_json_printf(b, "'text':%.*s", (int)text.len, text.data);
     if (x->ask.logprobs) put_completion_logprobs(b, text.data, text.len, echo);
-    else NULLS(b, "logprobs");
+    else kvr_json_printf(b, "'logprobs':null");
     put_finish(b, true);
-    NULLS(b, "stop_reason", "token_ids");
+    kvr_json_printf(b, "'stop_reason':null,'token_ids':null");
     if (x->ask.prompt_logprobs) put_prompt_logprobs(b, s);
-    else NULLS(b, "prompt_logprobs");
-    NULLS(b, "prompt_token_ids", "routed_experts");
+    else kvr_json_printf(b, "'prompt_logprobs':null");
+    kvr_json_printf(b, "'prompt_token_ids':null,'routed_experts':null");
     kvr_buf_free(&text);
 }
 
 static void put_chat_choice(struct kvr_buf *b, const struct mock_exchange *x, const struct mock_sequence *s)
 {
-    kvr_json_key(b, "message");
-    kvr_json_open(b, '{');
-    kvr_json_put_str(b, "role", "assistant");
-    put_text(b, "content", s->text.data, s->text.len);
-    NULLS(b, "refusal", "annotations", "audio", "function_call", "reasoning");
-    kvr_json_close(b, '}');
+    kvr_json_printf(b,
+                    "'message':{'role':'assistant','content':%.*s,'refusal':null,'annotations':null,'audio':null,'function_call':null,"
+                    "'reasoning':null}",
+                    (int)s->text.len, s->text.data);
     if (x->ask.logprobs) put_chat_logprobs(b, s->text.data, s->text.len);
-    else NULLS(b, "logprobs");
+    else kvr_json_printf(b, "'logprobs':null");
     put_finish(b, true);
-    NULLS(b, "stop_reason", "token_ids", "routed_experts");
+    kvr_json_printf(b, "'stop_reason':null,'token_ids':null,'routed_experts':null");
 }
 
 static void put_openai_answer(struct kvr_buf *b, struct mock_exchange *x)
 {
     bool chat = x->ask.api == MOCK_CHAT;
     put_head(b, x, false);
-    kvr_json_key(b, "choices");
-    kvr_json_open(b, '[');
+    kvr_json_printf(b, "'choices':[");
     for (uint32_t i = 0; i < x->sequences_n; i++) {
-        kvr_json_open(b, '{');
-        kvr_json_put_u64(b, "index", i);
+        kvr_json_printf(b, "{'index':%u", i);
         if (chat) put_chat_choice(b, x, &x->sequences[i]);
         else put_completion_choice(b, x, &x->sequences[i]);
         put_context(b, x);
-        kvr_json_close(b, '}');
+        kvr_json_printf(b, "}");
     }
-    kvr_json_close(b, ']');
-    NULLS(b, "service_tier");
-    kvr_json_put_str(b, "system_fingerprint", FINGERPRINT);
+    kvr_json_printf(b, "],'service_tier':null,'system_fingerprint':'" FINGERPRINT "'");
     put_usage(b, x, true);
     if (chat && x->ask.prompt_logprobs) put_prompt_logprobs(b, &x->sequences[0]);
-    else if (chat) NULLS(b, "prompt_logprobs");
-    if (is_context(x)) put_prompt_ids(b, x);
-    else if (chat) NULLS(b, "prompt_token_ids");
-    if (chat) NULLS(b, "prompt_text");
+    else if (chat) kvr_json_printf(b, "'prompt_logprobs':null");
+    if (is_context(x) || chat) kvr_json_key(b, "prompt_token_ids");
+    if (is_context(x)) kvr_json_u32s(b, x->ask.prompts[0].tokens, x->ask.prompts[0].n);
+    else if (chat) kvr_json_null(b);
+    if (chat) kvr_json_printf(b, "'prompt_text':null");
     put_transfer(b, x);
-    NULLS(b, "ec_transfer_params", "metrics");
+    kvr_json_printf(b, "'ec_transfer_params':null,'metrics':null");
 }
 
 /* ---- completions and chat: streams ------------------------------------------------------------------- */
 
 static void data_begin(struct kvr_buf *b)
 {
+    kvr_buf_str(b, "data: {");
     b->comma = false;
-    kvr_buf_str(b, "data: ");
-    kvr_json_open(b, '{');
 }
 
 static void data_end(struct kvr_buf *b)
 {
-    kvr_json_close(b, '}');
-    kvr_buf_str(b, "\n\n");
+    kvr_buf_str(b, "}\n\n");
     b->comma = false;
 }
 
-static void put_continuous_usage(struct kvr_buf *b, const struct mock_exchange *x, const struct mock_sequence *s)
+static void put_continuous_usage(struct kvr_buf *b, const struct mock_exchange *x, const struct mock_prompt *prompt, uint64_t generated)
 {
     if (!x->ask.continuous_usage) return;
-    kvr_json_key(b, "usage");
-    kvr_json_open(b, '{');
-    kvr_json_put_u64(b, "prompt_tokens", s->prompt->n);
-    kvr_json_put_u64(b, "total_tokens", s->prompt->n + s->generated);
-    kvr_json_put_u64(b, "completion_tokens", s->generated);
-    kvr_json_close(b, '}');
+    put_tokens(b, prompt->n, generated);
+    kvr_json_printf(b, "}");
 }
 
 /* A chat begins with the role, in a piece of its own. */
@@ -313,23 +207,9 @@ static void put_roles(struct kvr_buf *b, const struct mock_exchange *x)
     for (uint32_t i = 0; i < x->sequences_n; i++) {
         data_begin(b);
         put_head(b, x, true);
-        kvr_json_key(b, "choices");
-        kvr_json_open(b, '[');
-        kvr_json_open(b, '{');
-        kvr_json_put_u64(b, "index", i);
-        kvr_json_key(b, "delta");
-        kvr_json_open(b, '{');
-        kvr_json_put_str(b, "role", "assistant");
-        kvr_json_put_str(b, "content", "");
-        kvr_json_close(b, '}');
-        NULLS(b, "logprobs", "finish_reason");
-        kvr_json_close(b, '}');
-        kvr_json_close(b, ']');
-        if (x->ask.continuous_usage) {
-            struct mock_sequence none = {.prompt = x->sequences[i].prompt};
-            put_continuous_usage(b, x, &none);
-        }
-        NULLS(b, "prompt_token_ids", "prompt_text");
+        kvr_json_printf(b, "'choices':[{'index':%u,'delta':{'role':'assistant','content':''},'logprobs':null,'finish_reason':null}]", i);
+        put_continuous_usage(b, x, x->sequences[i].prompt, 0);
+        kvr_json_printf(b, "'prompt_token_ids':null,'prompt_text':null");
         data_end(b);
     }
 }
@@ -338,32 +218,22 @@ static void put_openai_token(struct kvr_buf *b, const struct mock_exchange *x, c
 {
     bool chat = x->ask.api == MOCK_CHAT;
     struct kvr_buf text = {0};
-    char c = shown(token);
+    char c = mock_char(token);
     if (x->ask.echo && s->generated == 1) prompt_text(&text, s);
     kvr_buf_add(&text, &c, 1);
     data_begin(b);
     put_head(b, x, true);
-    kvr_json_key(b, "choices");
-    kvr_json_open(b, '[');
-    kvr_json_open(b, '{');
-    kvr_json_put_u64(b, "index", s->index);
-    if (chat) {
-        kvr_json_key(b, "delta");
-        kvr_json_open(b, '{');
-    }
-    put_text(b, chat ? "content" : "text", text.data, text.len);
-    if (chat) kvr_json_close(b, '}');
+    kvr_json_printf(b, "'choices':[{'index':%u", s->index);
+    kvr_json_printf(b, chat ? "'delta':{'content':%.*s}" : "'text':%.*s", (int)text.len, text.data);
     if (x->ask.logprobs && chat) put_chat_logprobs(b, &c, 1);
     else if (x->ask.logprobs) put_completion_logprobs(b, text.data, text.len, text.len > 1);
-    else NULLS(b, "logprobs");
+    else kvr_json_printf(b, "'logprobs':null");
     put_finish(b, last);
-    if (!chat || last) NULLS(b, "stop_reason");
-    if (!chat) NULLS(b, "prompt_token_ids");
-    NULLS(b, "token_ids");
-    kvr_json_close(b, '}');
-    kvr_json_close(b, ']');
-    put_continuous_usage(b, x, s);
-    if (last && !x->ask.include_usage) kvr_json_put_str(b, "system_fingerprint", FINGERPRINT);
+    if (!chat || last) kvr_json_printf(b, "'stop_reason':null");
+    if (!chat) kvr_json_printf(b, "'prompt_token_ids':null");
+    kvr_json_printf(b, "'token_ids':null}]");
+    put_continuous_usage(b, x, s->prompt, s->generated);
+    if (last && !x->ask.include_usage) kvr_json_printf(b, "'system_fingerprint':'" FINGERPRINT "'");
     data_end(b);
     kvr_buf_free(&text);
 }
@@ -373,11 +243,9 @@ static void put_openai_end(struct kvr_buf *b, const struct mock_exchange *x)
     if (x->ask.include_usage) {
         data_begin(b);
         put_head(b, x, true);
-        kvr_json_key(b, "choices");
-        kvr_json_open(b, '[');
-        kvr_json_close(b, ']');
+        kvr_json_printf(b, "'choices':[]");
         put_usage(b, x, false);
-        kvr_json_put_str(b, "system_fingerprint", FINGERPRINT);
+        kvr_json_printf(b, "'system_fingerprint':'" FINGERPRINT "'");
         data_end(b);
     }
     kvr_buf_str(b, "data: [DONE]\n\n");
@@ -385,99 +253,49 @@ static void put_openai_end(struct kvr_buf *b, const struct mock_exchange *x)
 
 /* ---- /v1/responses ----------------------------------------------------------------------------------- */
 
+/* What is cached is told with and without --enable-prompt-tokens-details. */
 static void put_response_usage(struct kvr_buf *b, const struct mock_exchange *x)
 {
     struct counts c = count(x);
-    kvr_json_key(b, "usage");
-    kvr_json_open(b, '{');
-    kvr_json_put_u64(b, "input_tokens", c.prompt);
-    kvr_json_key(b, "input_tokens_details"); /* told with and without --enable-prompt-tokens-details */
-    kvr_json_open(b, '{');
-    kvr_json_put_u64(b, "cached_tokens", c.cached);
-    kvr_json_put_u64(b, "cache_write_tokens", c.created);
-    put_empty(b, "input_tokens_per_turn");
-    put_empty(b, "cached_tokens_per_turn");
-    kvr_json_close(b, '}');
-    kvr_json_put_u64(b, "output_tokens", c.generated);
-    kvr_json_key(b, "output_tokens_details");
-    kvr_json_open(b, '{');
-    kvr_json_put_u64(b, "reasoning_tokens", 0);
-    kvr_json_put_u64(b, "tool_output_tokens", 0);
-    put_empty(b, "output_tokens_per_turn");
-    put_empty(b, "tool_output_tokens_per_turn");
-    kvr_json_close(b, '}');
-    kvr_json_put_u64(b, "total_tokens", c.prompt + c.generated);
-    kvr_json_close(b, '}');
+    kvr_json_printf(b,
+                    "'usage':{'input_tokens':%ju,'input_tokens_details':{'cached_tokens':%ju,'cache_write_tokens':%ju,"
+                    "'input_tokens_per_turn':[],'cached_tokens_per_turn':[]},'output_tokens':%ju,'output_tokens_details':{"
+                    "'reasoning_tokens':0,'tool_output_tokens':0,'output_tokens_per_turn':[],'tool_output_tokens_per_turn':[]},"
+                    "'total_tokens':%ju}",
+                    c.prompt, c.cached, c.created, c.generated, c.prompt + c.generated);
 }
 
 /* text NULL: nothing yet. */
 static void put_response_part(struct kvr_buf *b, const struct kvr_buf *text)
 {
-    kvr_json_open(b, '{');
-    put_empty(b, "annotations");
-    put_text(b, "text", text ? text->data : NULL, text ? text->len : 0);
-    kvr_json_put_str(b, "type", "output_text");
-    if (text) NULLS(b, "logprobs");
-    else put_empty(b, "logprobs");
-    kvr_json_close(b, '}');
+    kvr_json_printf(b, "{'annotations':[],'text':%.*s,'type':'output_text'", text ? (int)text->len : 0, text ? text->data : "");
+    kvr_json_printf(b, text ? "'logprobs':null}" : "'logprobs':[]}");
 }
 
 static void put_response_item(struct kvr_buf *b, const struct mock_exchange *x, bool done)
 {
-    kvr_json_open(b, '{');
-    put_item_id(b, "id", x);
-    kvr_json_key(b, "content");
-    kvr_json_open(b, '[');
+    kvr_json_printf(b, "{'id':'msg_%jx','content':[", x->id);
     if (done) put_response_part(b, &x->sequences[0].text);
-    kvr_json_close(b, ']');
-    kvr_json_put_str(b, "role", "assistant");
-    kvr_json_put_str(b, "status", done ? "completed" : "in_progress");
-    kvr_json_put_str(b, "type", "message");
-    NULLS(b, "phase");
-    kvr_json_close(b, '}');
+    kvr_json_printf(b, "],'role':'assistant','status':%s,'type':'message','phase':null}", done ? "completed" : "in_progress");
 }
 
 /* Members of the object; the braces are the caller's. */
 static void put_response(struct kvr_buf *b, const struct mock_exchange *x, bool done)
 {
-    char id[40];
-    snprintf(id, sizeof id, "resp_%llx", (unsigned long long)x->id);
-    kvr_json_put_str(b, "id", id);
-    kvr_json_put_u64(b, "created_at", (uint64_t)time(NULL));
-    kvr_json_key(b, "incomplete_details");
-    if (done) {
-        kvr_json_open(b, '{');
-        kvr_json_put_str(b, "reason", "max_output_tokens");
-        kvr_json_close(b, '}');
-    } else {
-        kvr_json_null(b);
-    }
-    NULLS(b, "instructions", "metadata");
-    kvr_json_put_str(b, "model", x->ask.model);
-    kvr_json_put_str(b, "object", "response");
-    kvr_json_key(b, "output");
-    kvr_json_open(b, '[');
+    kvr_json_printf(b, "'id':'resp_%jx','created_at':%ju", x->id, (uintmax_t)time(NULL));
+    kvr_json_printf(b, done ? "'incomplete_details':{'reason':'max_output_tokens'}" : "'incomplete_details':null");
+    kvr_json_printf(b, "'instructions':null,'metadata':null,'model':%s,'object':'response','output':[", x->ask.model);
     if (done) put_response_item(b, x, true);
-    kvr_json_close(b, ']');
-    put_bool(b, "parallel_tool_calls", true);
-    kvr_json_put_u64(b, "temperature", 1);
-    kvr_json_put_str(b, "tool_choice", "none");
-    put_empty(b, "tools");
-    kvr_json_put_u64(b, "top_p", 1);
-    put_bool(b, "background", false);
-    kvr_json_put_u64(b, "max_output_tokens", x->ask.max_tokens);
-    NULLS(b, "max_tool_calls", "previous_response_id", "prompt", "reasoning");
-    kvr_json_put_str(b, "service_tier", "auto");
-    kvr_json_put_str(b, "status", done ? "incomplete" : "in_progress");
-    NULLS(b, "text", "top_logprobs");
-    kvr_json_put_str(b, "truncation", "disabled");
+    kvr_json_printf(b,
+                    "],'parallel_tool_calls':true,'temperature':1,'tool_choice':'none','tools':[],'top_p':1,'background':false,"
+                    "'max_output_tokens':%ju,'max_tool_calls':null,'previous_response_id':null,'prompt':null,'reasoning':null,"
+                    "'service_tier':'auto','status':%s,'text':null,'top_logprobs':null,'truncation':'disabled'",
+                    x->ask.max_tokens, done ? "incomplete" : "in_progress");
     if (done) put_response_usage(b, x);
-    else NULLS(b, "usage");
-    NULLS(b, "user");
-    kvr_json_put_u64(b, "presence_penalty", 0);
-    kvr_json_put_u64(b, "frequency_penalty", 0);
+    else kvr_json_printf(b, "'usage':null");
+    kvr_json_printf(b, "'user':null,'presence_penalty':0,'frequency_penalty':0");
     put_transfer(b, x);
-    NULLS(b, "ec_transfer_params", "input_messages", "output_messages");
+    kvr_json_printf(b, "'ec_transfer_params':null,'input_messages':null,'output_messages':null");
 }
 
 static void event_begin(struct kvr_buf *b, const char *name)
@@ -488,18 +306,16 @@ static void event_begin(struct kvr_buf *b, const char *name)
 
 static void response_event_end(struct kvr_buf *b, struct mock_exchange *x, const char *name)
 {
-    kvr_json_put_u64(b, "sequence_number", x->number++);
-    kvr_json_put_str(b, "type", name);
+    kvr_json_printf(b, "'sequence_number':%ju,'type':%s", x->number++, name);
     data_end(b);
 }
 
 static void put_response_object(struct kvr_buf *b, struct mock_exchange *x, const char *name, bool done)
 {
     event_begin(b, name);
-    kvr_json_key(b, "response");
-    kvr_json_open(b, '{');
+    kvr_json_printf(b, "'response':{");
     put_response(b, x, done);
-    kvr_json_close(b, '}');
+    kvr_json_printf(b, "}");
     response_event_end(b, x, name);
 }
 
@@ -509,7 +325,7 @@ static void put_item_event(struct kvr_buf *b, struct mock_exchange *x, const cha
     event_begin(b, name);
     kvr_json_key(b, "item");
     put_response_item(b, x, done);
-    kvr_json_put_u64(b, "output_index", 0);
+    kvr_json_printf(b, "'output_index':0");
     response_event_end(b, x, name);
 }
 
@@ -517,11 +333,9 @@ static void put_item_event(struct kvr_buf *b, struct mock_exchange *x, const cha
 static void put_part_event(struct kvr_buf *b, struct mock_exchange *x, const char *name, bool done)
 {
     event_begin(b, name);
-    kvr_json_put_u64(b, "content_index", 0);
-    put_item_id(b, "item_id", x);
-    kvr_json_key(b, "part");
+    kvr_json_printf(b, "'content_index':0,'item_id':'msg_%jx','part':", x->id);
     put_response_part(b, done ? &x->sequences[0].text : NULL);
-    kvr_json_put_u64(b, "output_index", 0);
+    kvr_json_printf(b, "'output_index':0");
     response_event_end(b, x, name);
 }
 
@@ -529,11 +343,10 @@ static void put_part_event(struct kvr_buf *b, struct mock_exchange *x, const cha
 static void put_text_event(struct kvr_buf *b, struct mock_exchange *x, const char *name, const char *member, const char *text, size_t n)
 {
     event_begin(b, name);
-    kvr_json_put_u64(b, "content_index", 0);
-    put_item_id(b, "item_id", x);
-    put_text(b, member, text, n);
-    put_empty(b, "logprobs");
-    kvr_json_put_u64(b, "output_index", 0);
+    kvr_json_printf(b, "'content_index':0,'item_id':'msg_%jx'", x->id);
+    kvr_json_key(b, member);
+    kvr_json_str(b, text, n);
+    kvr_json_printf(b, "'logprobs':[],'output_index':0");
     response_event_end(b, x, name);
 }
 
@@ -552,100 +365,52 @@ static void put_messages_usage(struct kvr_buf *b, const struct mock_exchange *x)
 {
     struct counts c = count(x);
     uint64_t fresh = c.details ? c.prompt - c.cached - c.created : c.prompt;
-    kvr_json_key(b, "usage");
-    kvr_json_open(b, '{');
-    kvr_json_put_u64(b, "input_tokens", fresh);
-    kvr_json_put_u64(b, "output_tokens", c.generated);
-    if (c.details) {
-        kvr_json_put_u64(b, "cache_creation_input_tokens", c.created);
-        kvr_json_put_u64(b, "cache_read_input_tokens", c.cached);
-    }
-    kvr_json_close(b, '}');
-}
-
-static void put_message_head(struct kvr_buf *b, const struct mock_exchange *x)
-{
-    char id[48];
-    snprintf(id, sizeof id, "chatcmpl-%llu", (unsigned long long)x->id);
-    kvr_json_put_str(b, "id", id);
-    kvr_json_put_str(b, "type", "message");
-    kvr_json_put_str(b, "role", "assistant");
-}
-
-static void put_text_block(struct kvr_buf *b, const char *type, const char *text, size_t n)
-{
-    kvr_json_open(b, '{');
-    kvr_json_put_str(b, "type", type);
-    put_text(b, "text", text, n);
-    kvr_json_close(b, '}');
+    kvr_json_printf(b, "'usage':{'input_tokens':%ju,'output_tokens':%ju", fresh, c.generated);
+    if (c.details) kvr_json_printf(b, "'cache_creation_input_tokens':%ju,'cache_read_input_tokens':%ju", c.created, c.cached);
+    kvr_json_printf(b, "}");
 }
 
 static void put_message(struct kvr_buf *b, const struct mock_exchange *x)
 {
-    put_message_head(b, x);
-    kvr_json_key(b, "content");
-    kvr_json_open(b, '[');
-    put_text_block(b, "text", x->sequences[0].text.data, x->sequences[0].text.len);
-    kvr_json_close(b, ']');
-    kvr_json_put_str(b, "model", x->ask.model);
-    kvr_json_put_str(b, "stop_reason", "max_tokens");
+    const struct kvr_buf *text = &x->sequences[0].text;
+    kvr_json_printf(b,
+                    "'id':'chatcmpl-%ju','type':'message','role':'assistant','content':[{'type':'text','text':%.*s}],'model':%s,"
+                    "'stop_reason':'max_tokens'",
+                    x->id, (int)text->len, text->data, x->ask.model);
     put_messages_usage(b, x);
 }
 
 static void put_message_begin(struct kvr_buf *b, const struct mock_exchange *x)
 {
     event_begin(b, "message_start");
-    kvr_json_put_str(b, "type", "message_start");
-    kvr_json_key(b, "message");
-    kvr_json_open(b, '{');
-    put_message_head(b, x);
-    kvr_json_key(b, "content");
-    kvr_json_open(b, '[');
-    kvr_json_close(b, ']');
-    kvr_json_put_str(b, "model", x->ask.model);
-    NULLS(b, "stop_reason", "stop_sequence");
-    kvr_json_key(b, "usage");
-    kvr_json_open(b, '{');
-    kvr_json_put_u64(b, "input_tokens", x->ask.prompts[0].n);
-    kvr_json_put_u64(b, "output_tokens", 0);
-    kvr_json_close(b, '}');
-    kvr_json_close(b, '}');
+    kvr_json_printf(b,
+                    "'type':'message_start','message':{'id':'chatcmpl-%ju','type':'message','role':'assistant','content':[],'model':%s,"
+                    "'stop_reason':null,'stop_sequence':null,'usage':{'input_tokens':%zu,'output_tokens':0}}",
+                    x->id, x->ask.model, x->ask.prompts[0].n);
     data_end(b);
     event_begin(b, "content_block_start");
-    kvr_json_put_str(b, "type", "content_block_start");
-    kvr_json_key(b, "content_block");
-    put_text_block(b, "text", "", 0);
-    kvr_json_put_u64(b, "index", 0);
+    kvr_json_printf(b, "'type':'content_block_start','content_block':{'type':'text','text':''},'index':0");
     data_end(b);
 }
 
 static void put_message_token(struct kvr_buf *b, char c)
 {
     event_begin(b, "content_block_delta");
-    kvr_json_put_str(b, "type", "content_block_delta");
-    kvr_json_key(b, "delta");
-    put_text_block(b, "text_delta", &c, 1);
-    kvr_json_put_u64(b, "index", 0);
+    kvr_json_printf(b, "'type':'content_block_delta','delta':{'type':'text_delta','text':%.*s},'index':0", 1, &c);
     data_end(b);
 }
 
 static void put_message_end(struct kvr_buf *b, const struct mock_exchange *x)
 {
     event_begin(b, "content_block_stop");
-    kvr_json_put_str(b, "type", "content_block_stop");
-    kvr_json_put_u64(b, "index", 0);
+    kvr_json_printf(b, "'type':'content_block_stop','index':0");
     data_end(b);
     event_begin(b, "message_delta");
-    kvr_json_put_str(b, "type", "message_delta");
-    kvr_json_key(b, "delta");
-    kvr_json_open(b, '{');
-    kvr_json_put_str(b, "stop_reason", "max_tokens");
-    NULLS(b, "stop_sequence");
-    kvr_json_close(b, '}');
+    kvr_json_printf(b, "'type':'message_delta','delta':{'stop_reason':'max_tokens','stop_sequence':null}");
     put_messages_usage(b, x);
     data_end(b);
     event_begin(b, "message_stop");
-    kvr_json_put_str(b, "type", "message_stop");
+    kvr_json_printf(b, "'type':'message_stop'");
     data_end(b);
 }
 
@@ -664,7 +429,7 @@ void mock_put_stream_begin(struct kvr_buf *b, struct mock_exchange *x)
 
 void mock_put_stream_token(struct kvr_buf *b, struct mock_exchange *x, const struct mock_sequence *s, uint32_t token, bool last)
 {
-    char c = shown(token);
+    char c = mock_char(token);
     if (x->ask.api == MOCK_RESPONSES) put_text_event(b, x, "response.output_text.delta", "delta", &c, 1);
     else if (x->ask.api == MOCK_MESSAGES) put_message_token(b, c);
     else put_openai_token(b, x, s, token, last);
@@ -690,11 +455,11 @@ void mock_put_stream_error(struct kvr_buf *b, struct mock_exchange *x, const str
 
 void mock_put_answer(struct kvr_buf *b, struct mock_exchange *x)
 {
-    kvr_json_open(b, '{');
+    kvr_json_printf(b, "{");
     if (x->ask.api == MOCK_RESPONSES) put_response(b, x, true);
     else if (x->ask.api == MOCK_MESSAGES) put_message(b, x);
     else put_openai_answer(b, x);
-    kvr_json_close(b, '}');
+    kvr_json_printf(b, "}");
 }
 
 void mock_put_api_error(struct kvr_buf *b, enum mock_api api, const struct mock_error *e)
@@ -703,12 +468,5 @@ void mock_put_api_error(struct kvr_buf *b, enum mock_api api, const struct mock_
         mock_put_error(b, e);
         return;
     }
-    kvr_json_open(b, '{');
-    kvr_json_put_str(b, "type", "error");
-    kvr_json_key(b, "error");
-    kvr_json_open(b, '{');
-    kvr_json_put_str(b, "type", e->type);
-    kvr_json_put_str(b, "message", e->message);
-    kvr_json_close(b, '}');
-    kvr_json_close(b, '}');
+    kvr_json_printf(b, "{'type':'error','error':{'type':%s,'message':%s}}", e->type, e->message);
 }

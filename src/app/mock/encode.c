@@ -37,9 +37,10 @@ static char *put_extra_keys(char *p, const struct kvr_event *ev, const struct mo
     return p;
 }
 
-static char *put_stored(char *p, const struct kvr_event *ev, const struct mock_event_words *w)
+/* What every stored event begins with, of so many members. */
+static char *put_blocks(char *p, uint32_t members, const struct kvr_event *ev, const struct mock_event_words *w)
 {
-    p = mp_encode_map(p, 11);
+    p = mp_encode_map(p, members);
     p = put_text(put_text(p, "type"), "BlockStored");
     p = mp_encode_array(put_text(p, "block_hashes"), (uint32_t)ev->blocks_n);
     for (size_t i = 0; i < ev->blocks_n; i++) p = mp_encode_uint(p, ev->blocks[i].block_hash);
@@ -47,7 +48,12 @@ static char *put_stored(char *p, const struct kvr_event *ev, const struct mock_e
     p = ev->has_parent ? mp_encode_uint(p, ev->parent_hash) : mp_encode_nil(p);
     p = mp_encode_array(put_text(p, "token_ids"), (uint32_t)w->tokens_n);
     for (size_t i = 0; i < w->tokens_n; i++) p = mp_encode_uint(p, w->tokens[i]);
-    p = mp_encode_uint(put_text(p, "block_size"), w->block_size);
+    return mp_encode_uint(put_text(p, "block_size"), w->block_size);
+}
+
+static char *put_stored(char *p, const struct kvr_event *ev, const struct mock_event_words *w)
+{
+    p = put_blocks(p, 11, ev, w);
     p = put_text(p, "lora_id");
     p = w->lora ? mp_encode_uint(p, LORA_ID) : mp_encode_nil(p);
     p = put_text(put_text(p, "medium"), "GPU");
@@ -74,15 +80,7 @@ void mock_encode(struct kvr_buf *b, const struct kvr_event *ev, const struct moc
 
 static char *put_host_stored(char *p, const struct kvr_event *ev, const struct mock_event_words *w, const char *medium, enum extras more)
 {
-    p = mp_encode_map(p, 8 + (uint32_t)more);
-    p = put_text(put_text(p, "type"), "BlockStored");
-    p = mp_encode_array(put_text(p, "block_hashes"), (uint32_t)ev->blocks_n);
-    for (size_t i = 0; i < ev->blocks_n; i++) p = mp_encode_uint(p, ev->blocks[i].block_hash);
-    p = put_text(p, "parent_block_hash");
-    p = ev->has_parent ? mp_encode_uint(p, ev->parent_hash) : mp_encode_nil(p);
-    p = mp_encode_array(put_text(p, "token_ids"), (uint32_t)w->tokens_n);
-    for (size_t i = 0; i < w->tokens_n; i++) p = mp_encode_uint(p, w->tokens[i]);
-    p = mp_encode_uint(put_text(p, "block_size"), w->block_size);
+    p = put_blocks(p, 8 + (uint32_t)more, ev, w);
     p = mp_encode_nil(put_text(p, "lora_id"));
     p = put_text(put_text(p, "medium"), medium);
     p = mp_encode_nil(put_text(p, "lora_name"));

@@ -147,7 +147,7 @@ static bool answer(struct mock_events *m, const void *id, size_t id_len, uint64_
 
 static bool may_answer(struct mock_events *m)
 {
-    uint64_t now = kvr_now_ns(kvr_clock_monotonic()) / 1000000;
+    uint64_t now = kvr_now_ms();
     m->replays = KVR_MIN(m->replays + (double)(now - m->replays_ms) * REPLAYS_A_SECOND / 1000, (double)REPLAYS_AT_ONCE);
     m->replays_ms = now;
     if (m->replays < 1) return false;
@@ -195,7 +195,7 @@ static void on_poll(uv_poll_t *poll, int status, int events)
 static void on_tend(uv_timer_t *t)
 {
     struct mock_events *m = t->data;
-    uint64_t now = kvr_now_ns(kvr_clock_monotonic()) / 1000000;
+    uint64_t now = kvr_now_ms();
     kvr_zmq_guard_step(&m->pub_guard, now);
     kvr_zmq_guard_step(&m->router_guard, now);
 }

@@ -203,7 +203,7 @@ void mock_on_token(void *ctx, struct mock_request *r, uint32_t token, uint64_t i
 {
     struct mock_sequence *s = mock_request_user(r);
     struct mock_exchange *x = s->exchange;
-    char c = token < 256 ? (char)token : '?';
+    char c = mock_char(token);
     (void)ctx;
     if (last) s->request = NULL;
     if (x->ending) return;
@@ -389,13 +389,7 @@ void mock_count_tokens(struct mock *m, struct kvr_http_conn *c)
     if (mock_read_ask(m, MOCK_MESSAGES, http->body, http->body_len, &ask, &e)) {
         reply_error(c, MOCK_MESSAGES, &e);
     } else {
-        kvr_json_open(&b, '{');
-        kvr_json_put_u64(&b, "input_tokens", ask.prompts[0].n);
-        kvr_json_key(&b, "context_management");
-        kvr_json_open(&b, '{');
-        kvr_json_put_u64(&b, "original_input_tokens", ask.prompts[0].n);
-        kvr_json_close(&b, '}');
-        kvr_json_close(&b, '}');
+        kvr_json_printf(&b, "{'input_tokens':%zu,'context_management':{'original_input_tokens':%zu}}", ask.prompts[0].n, ask.prompts[0].n);
         mock_reply_json(c, 200, &b);
     }
     mock_ask_free(&ask);

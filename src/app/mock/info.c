@@ -10,7 +10,7 @@ static void put_token_strings(struct kvr_buf *b, const struct mock_prompt *p)
 {
     kvr_json_open(b, '[');
     for (size_t i = 0; i < p->n; i++) {
-        char ch = p->tokens[i] < 256 ? (char)p->tokens[i] : '?';
+        char ch = mock_char(p->tokens[i]);
         kvr_json_str(b, &ch, 1);
     }
     kvr_json_close(b, ']');
@@ -28,13 +28,8 @@ void mock_tokenize(struct mock *m, struct kvr_http_conn *c)
         mock_reply_json(c, e.status, &b);
         return;
     }
-    kvr_json_open(&b, '{');
-    kvr_json_put_u64(&b, "count", p.n);
-    kvr_json_put_u64(&b, "max_model_len", mock_model_len(m));
-    kvr_json_key(&b, "tokens");
-    kvr_json_open(&b, '[');
-    for (size_t i = 0; i < p.n; i++) kvr_json_u64(&b, p.tokens[i]);
-    kvr_json_close(&b, ']');
+    kvr_json_printf(&b, "{'count':%zu,'max_model_len':%ju,'tokens':", p.n, mock_model_len(m));
+    kvr_json_u32s(&b, p.tokens, p.n);
     if (!m->o->sglang_info) { /* SGLang has no such member */
         kvr_json_key(&b, "token_strs");
         if (strings) put_token_strings(&b, &p);
@@ -59,14 +54,11 @@ void mock_detokenize(struct mock *m, struct kvr_http_conn *c)
     uint32_t *t = malloc((n + 1) * sizeof *t);
     if (!t || kvr_json_u32_array(tokens, t, n) < 0) n = 0;
     for (size_t i = 0; i < n; i++) {
-        char ch = t[i] < 256 ? (char)t[i] : '?';
+        char ch = mock_char(t[i]);
         kvr_buf_add(&text, &ch, 1);
     }
     free(t);
-    kvr_json_open(&b, '{');
-    kvr_json_key(&b, "prompt");
-    kvr_json_str(&b, text.data ? text.data : "", text.len);
-    kvr_json_close(&b, '}');
+    kvr_json_printf(&b, "{'prompt':%.*s}", (int)text.len, text.data);
     kvr_buf_free(&text);
     mock_reply_json(c, 200, &b);
 }
@@ -77,54 +69,31 @@ static void put_model(struct kvr_buf *b, const struct mock *m, const char *lora)
     char root[1024];
     if (m->o->tokenizer_dir) snprintf(root, sizeof root, "%s", m->o->tokenizer_dir);
     else snprintf(root, sizeof root, "mock/%s", lora ? lora : m->o->model);
-    kvr_json_open(b, '{');
-    kvr_json_put_str(b, "id", lora ? lora : m->o->model);
-    kvr_json_put_str(b, "object", "model");
-    kvr_json_put_u64(b, "created", (uint64_t)time(NULL));
-    kvr_json_put_str(b, "owned_by", m->o->sglang_info ? "sglang" : "vllm");
-    kvr_json_put_str(b, "root", root);
-    kvr_json_key(b, "parent");
-    if (lora) kvr_json_str(b, m->o->model, strlen(m->o->model));
-    else kvr_json_null(b);
+    kvr_json_printf(b, "{'id':%s,'object':'model','created':%ju,'owned_by':%s,'root':%s,'parent':%p", lora ? lora : m->o->model,
+                    (uintmax_t)time(NULL), m->o->sglang_info ? "sglang" : "vllm", root, lora ? m->o->model : NULL);
     kvr_json_key(b, "max_model_len");
     if (lora) kvr_json_null(b);
     else kvr_json_u64(b, mock_model_len(m));
-    kvr_json_key(b, "permission");
-    kvr_json_open(b, '[');
-    kvr_json_close(b, ']');
-    kvr_json_close(b, '}');
+    kvr_json_printf(b, "'permission':[]}");
 }
 
 void mock_models(struct mock *m, struct kvr_http_conn *c)
 {
     struct kvr_buf b = {0};
-    kvr_json_open(&b, '{');
-    kvr_json_put_str(&b, "object", "list");
-    kvr_json_key(&b, "data");
-    kvr_json_open(&b, '[');
+    kvr_json_printf(&b, "{'object':'list','data':[");
     put_model(&b, m, NULL);
     for (size_t i = 0; i < m->adapters_n; i++) put_model(&b, m, m->adapters[i]);
-    kvr_json_close(&b, ']');
-    kvr_json_close(&b, '}');
+    kvr_json_printf(&b, "]}");
     mock_reply_json(c, 200, &b);
 }
 
 /* How a rank publishes, as /kv_event_sources and the configuration tell it. */
 static void put_publisher(struct kvr_buf *b, const struct mock *m, const struct mock_rank *r)
 {
-    kvr_json_open(b, '{');
-    kvr_json_key(b, "enable_kv_cache_events");
-    kvr_json_bool(b, true);
-    kvr_json_put_str(b, "publisher", "zmq");
-    kvr_json_put_str(b, "endpoint", r->events_at);
-    kvr_json_key(b, "replay_endpoint");
-    if (m->o->kv_replay) kvr_json_str(b, r->replay_at, strlen(r->replay_at));
-    else kvr_json_null(b);
-    kvr_json_put_u64(b, "buffer_steps", m->o->kv_buffer_steps);
-    kvr_json_put_u64(b, "hwm", 100000);
-    kvr_json_put_u64(b, "max_queue_size", 100000);
-    kvr_json_put_str(b, "topic", m->o->kv_topic ? m->o->kv_topic : "");
-    kvr_json_close(b, '}');
+    kvr_json_printf(b,
+                    "{'enable_kv_cache_events':true,'publisher':'zmq','endpoint':%s,'replay_endpoint':%p,'buffer_steps':%ju,'hwm':100000,"
+                    "'max_queue_size':100000,'topic':%s}",
+                    r->events_at, m->o->kv_replay ? r->replay_at : NULL, m->o->kv_buffer_steps, m->o->kv_topic ? m->o->kv_topic : "");
 }
 
 void mock_event_sources(struct mock *m, struct kvr_http_conn *c)
@@ -145,44 +114,26 @@ void mock_server_info(struct mock *m, struct kvr_http_conn *c)
     struct kvr_buf b = {0};
     bool json =
         kvr_query_parameter(kvr_http_conn_request(c)->query, "config_format", format, sizeof format) == 1 && !strcmp(format, "json");
-    kvr_json_open(&b, '{');
-    kvr_json_key(&b, "vllm_config");
     if (!json) {
         struct kvr_buf text = {0};
-        kvr_buf_printf(&text, "model='%s', max_seq_len=%llu, data_parallel_size=%llu", m->o->model, (unsigned long long)mock_model_len(m),
-                       (unsigned long long)m->o->dp_size);
-        kvr_json_str(&b, text.data ? text.data : "", text.len);
+        kvr_buf_printf(&text, "model='%s', max_seq_len=%ju, data_parallel_size=%ju", m->o->model, mock_model_len(m), m->o->dp_size);
+        kvr_json_printf(&b, "{'vllm_config':%.*s}", (int)text.len, text.data);
         kvr_buf_free(&text);
     } else {
-        kvr_json_open(&b, '{');
-        kvr_json_key(&b, "model_config");
-        kvr_json_open(&b, '{');
-        kvr_json_put_str(&b, "served_model_name", m->o->model);
-        kvr_json_put_u64(&b, "max_model_len", mock_model_len(m));
-        kvr_json_close(&b, '}');
-        kvr_json_key(&b, "cache_config");
-        kvr_json_open(&b, '{');
-        kvr_json_put_u64(&b, "block_size", m->o->block_size);
-        kvr_json_put_u64(&b, "num_gpu_blocks", m->o->num_gpu_blocks);
-        kvr_json_key(&b, "enable_prefix_caching");
-        kvr_json_bool(&b, m->o->prefix_caching);
-        kvr_json_close(&b, '}');
-        kvr_json_key(&b, "parallel_config");
-        kvr_json_open(&b, '{');
-        kvr_json_put_u64(&b, "data_parallel_size", m->o->dp_size);
-        kvr_json_put_u64(&b, "data_parallel_rank", 0);
-        kvr_json_close(&b, '}');
-        kvr_json_key(&b, "kv_events_config");
+        kvr_json_printf(&b, "{'vllm_config':{'model_config':{'served_model_name':%s,'max_model_len':%ju}", m->o->model, mock_model_len(m));
+        kvr_json_printf(&b, "'cache_config':{'block_size':%ju,'num_gpu_blocks':%ju,'enable_prefix_caching':%i}", m->o->block_size,
+                        m->o->num_gpu_blocks, m->o->prefix_caching);
+        kvr_json_printf(&b, "'parallel_config':{'data_parallel_size':%ju,'data_parallel_rank':0},'kv_events_config':", m->o->dp_size);
         if (m->o->kv_events) put_publisher(&b, m, &m->ranks[0]);
         else kvr_json_null(&b);
-        kvr_json_close(&b, '}');
+        kvr_json_printf(&b, "}}");
     }
-    kvr_json_close(&b, '}');
     mock_reply_json(c, 200, &b);
 }
 
-void mock_version(struct kvr_http_conn *c)
+void mock_version(struct mock *m, struct kvr_http_conn *c)
 {
+    (void)m;
     static const char text[] = "{\"version\":\"" MOCK_VLLM_VERSION "\"}";
     kvr_http_reply(c, 200, "application/json", NULL, text, sizeof text - 1);
 }
@@ -272,6 +223,5 @@ void mock_metrics(struct mock *m, struct kvr_http_conn *c)
     put_batches(&page, m);
     mock_kv_metrics(m, &page);
     if (m->o->tell_cache_config) put_cache_config(&page, m);
-    kvr_http_reply(c, 200, "text/plain; version=0.0.4", NULL, b.data ? b.data : "", b.len);
-    kvr_buf_free(&b);
+    kvr_http_reply_buf(c, 200, "text/plain; version=0.0.4", NULL, &b);
 }

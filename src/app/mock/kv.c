@@ -2,8 +2,6 @@
 /* KV transfers: start and end, and what is told of them. app/mock/kv.h has the parts. */
 #include "app/mock/kv.h"
 
-#include <string.h>
-
 #include "app/mock/generate.h"
 #include "wire/prom_page.h"
 
@@ -83,21 +81,13 @@ static uint64_t waiting_rooms(const struct mock_kv *kv)
 void mock_kv_tell(struct mock *m, struct kvr_http_conn *c)
 {
     struct kvr_buf b = {0};
-    kvr_json_open(&b, '{');
-    kvr_json_put_str(&b, "role", roles[m->o->role]);
-    kvr_json_put_str(&b, "protocol", protocols[m->o->kv_protocol]);
-    kvr_json_key(&b, "engine_ids");
-    kvr_json_open(&b, '[');
-    for (uint64_t r = 0; r < m->o->dp_size; r++) kvr_json_str(&b, m->kv->ports[r].engine, strlen(m->kv->ports[r].engine));
-    kvr_json_close(&b, ']');
+    kvr_json_printf(&b, "{'role':%s,'protocol':%s,'engine_ids':[", roles[m->o->role], protocols[m->o->kv_protocol]);
+    for (uint64_t r = 0; r < m->o->dp_size; r++) kvr_json_printf(&b, "%s", m->kv->ports[r].engine);
+    kvr_json_printf(&b, "],'held':[");
     mock_kv_put_kept(m->kv, &b);
-    kvr_json_key(&b, "released");
-    kvr_json_open(&b, '{');
+    kvr_json_printf(&b, "],'released':{");
     for (size_t i = 0; i < MOCK_KV_HOWS; i++) kvr_json_put_u64(&b, hows[i], m->kv->released[i]);
-    kvr_json_close(&b, '}');
-    kvr_json_put_u64(&b, "waiting_rooms", waiting_rooms(m->kv));
-    kvr_json_put_u64(&b, "bad_pulls", m->kv->bad_pulls);
-    kvr_json_close(&b, '}');
+    kvr_json_printf(&b, "},'waiting_rooms':%ju,'bad_pulls':%ju}", waiting_rooms(m->kv), m->kv->bad_pulls);
     mock_reply_json(c, 200, &b);
 }
 

@@ -18,7 +18,6 @@ struct mock_lookup {
     struct mock_kv *kv;
     struct kvr_http_call *call;
     struct kvr_buf answer;
-    int status;
     struct mock_lookup_question asked;
 };
 
@@ -28,17 +27,7 @@ static void put_rank(struct kvr_buf *b, const struct mock_kv *kv, uint64_t rank)
 {
     char at[MOCK_KV_HOST_MAX + 16];
     snprintf(at, sizeof at, "%s:%u", mock_kv_own_host(kv->mock), (unsigned)kv->ports[rank].number);
-    kvr_json_key_u64(b, rank);
-    kvr_json_open(b, '{');
-    kvr_json_put_str(b, "engine_id", kv->ports[rank].engine);
-    kvr_json_key(b, "worker_addr");
-    kvr_json_open(b, '{');
-    kvr_json_key_u64(b, 0);
-    kvr_json_open(b, '{');
-    kvr_json_put_str(b, "0", at);
-    kvr_json_close(b, '}');
-    kvr_json_close(b, '}');
-    kvr_json_close(b, '}');
+    kvr_json_printf(b, "'%ju':{'engine_id':%s,'worker_addr':{'0':{'0':%s}}}", rank, kv->ports[rank].engine, at);
 }
 
 static void on_boot_request(struct kvr_http_conn *c, void *ctx)
@@ -56,17 +45,6 @@ static void on_boot_request(struct kvr_http_conn *c, void *ctx)
     mock_reply_json(c, 200, &b);
 }
 
-static void on_boot_gone(struct kvr_http_conn *c, void *ctx)
-{
-    (void)c;
-    (void)ctx;
-}
-
-static void boot_error(struct kvr_buf *out, int status, const char *message)
-{
-    kvr_openai_error(out, status, kvr_openai_error_type(status), message);
-}
-
 int mock_kv_open_boot(struct mock_kv *kv)
 {
     struct kvr_http_server_config config = {.host = kv->mock->o->host,
@@ -77,7 +55,7 @@ int mock_kv_open_boot(struct mock_kv *kv)
                                             .body_timeout_s = 60,
                                             .idle_timeout_s = 5,
                                             .write_timeout_s = 60,
-                                            .handler = {on_boot_request, on_boot_gone, NULL, boot_error, kv}};
+                                            .handler = {on_boot_request, NULL, NULL, mock_error_body, kv}};
     return kvr_http_server_start(&kv->mock->loop, &config, &kv->boot);
 }
 
@@ -91,12 +69,7 @@ static void lookup_free(struct mock_lookup *l)
 
 static bool take_text(struct kvr_json v, char *out, size_t cap)
 {
-    const char *s;
-    size_t len;
-    if (!kvr_json_as_name(v, &s, &len) || len == 0 || len >= cap) return false;
-    memcpy(out, s, len);
-    out[len] = 0;
-    return true;
+    return kvr_json_copy_name(v, out, cap) && out[0];
 }
 
 struct choosing {
@@ -130,11 +103,11 @@ static struct kvr_json choose(const struct mock_lookup_question *asked, struct k
     return kvr_json_get(all, number);
 }
 
-static bool read_answer(struct mock_lookup *l, struct mock_lookup_answer *out)
+static bool read_answer(struct mock_lookup *l, int status, struct mock_lookup_answer *out)
 {
     struct kvr_json all;
     char at[MOCK_KV_HOST_MAX + 16];
-    if (l->status != 200 || l->answer.failed || kvr_json_parse(l->kv->mock->json, l->answer.data, l->answer.len, &all, NULL)) return false;
+    if (status != 200 || l->answer.failed || kvr_json_parse(l->kv->mock->json, l->answer.data, l->answer.len, &all, NULL)) return false;
     struct kvr_json rank = choose(&l->asked, all);
     struct kvr_json place = kvr_json_get(kvr_json_get(kvr_json_get(rank, "worker_addr"), "0"), "0");
     if (!take_text(kvr_json_get(rank, "engine_id"), out->engine, sizeof out->engine) || !take_text(place, at, sizeof at)) return false;
@@ -145,15 +118,6 @@ static bool read_answer(struct mock_lookup *l, struct mock_lookup_answer *out)
     unsigned long port = strtoul(colon + 1, NULL, 10);
     out->port = (uint16_t)port;
     return port > 0 && port <= 65535;
-}
-
-static void on_lookup_head(struct kvr_http_call *call, void *ctx, int status, const struct kvr_headers *headers, int64_t length)
-{
-    struct mock_lookup *l = ctx;
-    (void)call;
-    (void)headers;
-    (void)length;
-    l->status = status;
 }
 
 static void on_lookup_body(struct kvr_http_call *call, void *ctx, const char *data, size_t len)
@@ -169,8 +133,7 @@ static void on_lookup_done(struct kvr_http_call *call, void *ctx)
     struct mock_lookup *l = ctx;
     struct mock_lookup_answer answer = {0};
     struct mock_lookup_question asked = l->asked;
-    (void)call;
-    bool ok = read_answer(l, &answer);
+    bool ok = read_answer(l, kvr_http_call_status(call), &answer);
     lookup_free(l);
     asked.told(asked.ctx, ok ? &answer : NULL);
 }
@@ -188,7 +151,7 @@ static void on_lookup_failed(struct kvr_http_call *call, void *ctx, enum kvr_htt
 
 struct mock_lookup *mock_kv_look_up(struct mock_kv *kv, const struct mock_lookup_question *q)
 {
-    static const struct kvr_http_call_handler handler = {on_lookup_head, on_lookup_body, on_lookup_done, on_lookup_failed};
+    static const struct kvr_http_call_handler handler = {NULL, on_lookup_body, on_lookup_done, on_lookup_failed};
     struct kvr_endpoint at;
     struct kvr_buf head = {0};
     struct mock_lookup *l = NULL;

@@ -99,10 +99,8 @@ static void fail(struct mock_fetch *f, const char *why)
 static void say(struct mock_fetch *f, const char *op, const char *engine)
 {
     struct kvr_buf b = {0};
-    kvr_json_open(&b, '{');
-    kvr_json_put_str(&b, "op", op);
-    kvr_json_put_str(&b, "key", f->key);
-    if (engine) kvr_json_put_str(&b, "engine", engine);
+    kvr_json_printf(&b, "{'op':%s,'key':%s", op, f->key);
+    if (engine) kvr_json_printf(&b, "'engine':%s", engine);
     kvr_json_close(&b, '}');
     mock_kv_line_send(&f->line, &b);
 }
@@ -169,9 +167,7 @@ static void on_wait(uv_timer_t *t)
 
 static bool said_state(struct kvr_json said, const char *state)
 {
-    const char *s;
-    size_t len;
-    return kvr_json_as_str(kvr_json_get(said, "state"), &s, &len) && len == strlen(state) && memcmp(s, state, len) == 0;
+    return kvr_json_is_str(kvr_json_get(said, "state"), state);
 }
 
 /* Returns: the list, to be freed, or NULL. */

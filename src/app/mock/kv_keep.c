@@ -296,42 +296,22 @@ static void on_peer_end(struct mock_kv_line *l)
     part_with((struct mock_peer *)l);
 }
 
-static void put_numbers(struct kvr_buf *b, const char *name, const uint32_t *v, size_t n)
-{
-    kvr_json_key(b, name);
-    kvr_json_open(b, '[');
-    for (size_t i = 0; i < n; i++) kvr_json_u64(b, v[i]);
-    kvr_json_close(b, ']');
-}
-
 /* k: what it may read; NULL: only the state. */
 static void say(struct mock_peer *p, const char *state, const struct mock_kept *k)
 {
     struct kvr_buf b = {0};
     size_t n;
-    kvr_json_open(&b, '{');
-    kvr_json_put_str(&b, "state", state);
+    kvr_json_printf(&b, "{'state':%s", state);
     if (k) {
-        kvr_json_put_u64(&b, "block_size", p->kv->mock->o->block_size);
-        kvr_json_put_u64(&b, "salt", k->salt);
-        kvr_json_put_u64(&b, "cached", k->cached);
+        kvr_json_printf(&b, "'block_size':%ju,'salt':%ju,'cached':%ju,'blocks':", p->kv->mock->o->block_size, k->salt, k->cached);
         const uint32_t *blocks = mock_hold_blocks(k->hold, &n);
-        put_numbers(&b, "blocks", blocks, n);
+        kvr_json_u32s(&b, blocks, n);
         const uint32_t *tokens = mock_hold_tokens(k->hold, &n);
-        put_numbers(&b, "tokens", tokens, n);
+        kvr_json_key(&b, "tokens");
+        kvr_json_u32s(&b, tokens, n);
     }
     kvr_json_close(&b, '}');
     mock_kv_line_send(&p->line, &b);
-}
-
-static bool text_of(struct kvr_json said, const char *name, char *out, size_t cap)
-{
-    const char *s;
-    size_t len;
-    if (!kvr_json_as_name(kvr_json_get(said, name), &s, &len) || len >= cap) return false;
-    memcpy(out, s, len);
-    out[len] = 0;
-    return true;
 }
 
 /* Takes a place in the room of a key, which may be there already. At another rank than the request's, or where somebody reads already,
@@ -355,7 +335,7 @@ static void wait_in_room(struct mock_peer *p, struct mock_kept *k, const char *k
 static bool answer_pull(struct mock_peer *p, struct kvr_json said, struct mock_kept *k, const char *key)
 {
     char engine[MOCK_KV_NAME_MAX];
-    if (p->answered || !text_of(said, "engine", engine, sizeof engine)) return false;
+    if (p->answered || !kvr_json_copy_name(kvr_json_get(said, "engine"), engine, sizeof engine)) return false;
     p->answered = true;
     if (strcmp(engine, p->port->engine) != 0) {
         say(p, "engine", NULL);
@@ -385,7 +365,8 @@ static void finish_pull(struct mock_peer *p, struct mock_kept *k)
 static bool obey(struct mock_peer *p, struct kvr_json said)
 {
     char op[16], key[MOCK_KV_KEY_MAX];
-    if (!text_of(said, "op", op, sizeof op) || !text_of(said, "key", key, sizeof key)) return false;
+    if (!kvr_json_copy_name(kvr_json_get(said, "op"), op, sizeof op) || !kvr_json_copy_name(kvr_json_get(said, "key"), key, sizeof key))
+        return false;
     struct mock_kept *k = find(p->kv, key);
     if (!strcmp(op, "pull")) return answer_pull(p, said, k, key);
     if (k && !k->hold) k = NULL;
@@ -465,19 +446,12 @@ void mock_kv_stop_keeping(struct mock_kv *kv)
 void mock_kv_put_kept(struct mock_kv *kv, struct kvr_buf *b)
 {
     uint64_t now = uv_now(&kv->mock->loop);
-    kvr_json_key(b, "held");
-    kvr_json_open(b, '[');
     for (const struct kvr_lru_entry *e = kv->kept.list.oldest; e; e = e->newer) {
         const struct mock_kept *k = (const struct mock_kept *)(const void *)e;
         size_t n;
         mock_hold_blocks(k->hold, &n);
-        kvr_json_open(b, '{');
-        kvr_json_put_str(b, "request_id", k->key);
-        kvr_json_put_u64(b, "blocks", n);
-        kvr_json_put_double(b, "age_s", (double)(now - k->since_ms) / 1000);
-        kvr_json_close(b, '}');
+        kvr_json_printf(b, "{'request_id':%s,'blocks':%zu,'age_s':%g}", k->key, n, (double)(now - k->since_ms) / 1000);
     }
-    kvr_json_close(b, ']');
 }
 
 uint64_t mock_kv_kept_blocks(const struct mock_kv *kv, const struct mock_rank *rank)

@@ -20,21 +20,9 @@
 
 #include "app/mock/generate.h"
 
-static bool is_on(struct kvr_json object, const char *name)
-{
-    bool on = false;
-    kvr_json_as_bool(kvr_json_get(object, name), &on);
-    return on;
-}
-
 static bool read_text(struct kvr_json object, const char *name, char *out, size_t cap)
 {
-    const char *s;
-    size_t len;
-    if (!kvr_json_as_name(kvr_json_get(object, name), &s, &len) || len == 0 || len >= cap) return false;
-    memcpy(out, s, len);
-    out[len] = 0;
-    return true;
+    return kvr_json_copy_name(kvr_json_get(object, name), out, cap) && out[0];
 }
 
 /* [1,2,3] of older releases, or [[1,2,3]]: one list for each group of layers, of which the mock has one. Returns: 0; -1: no such list. */
@@ -87,8 +75,8 @@ static const char *read_mooncake(struct kvr_json params, struct mock_kv_ask *out
 static int read_params(const struct mock *m, struct kvr_json params, struct mock_kv_ask *out)
 {
     if (kvr_json_type_of(params) != KVR_JSON_OBJECT) return 0;
-    if (is_on(params, "do_remote_prefill")) out->leg = MOCK_KV_FETCHES;
-    else if (is_on(params, "do_remote_decode")) out->leg = MOCK_KV_KEEPS;
+    if (kvr_json_is_true(kvr_json_get(params, "do_remote_prefill"))) out->leg = MOCK_KV_FETCHES;
+    else if (kvr_json_is_true(kvr_json_get(params, "do_remote_decode"))) out->leg = MOCK_KV_KEEPS;
     if (out->leg == MOCK_KV_ALONE) return 0;
     if (m->o->kv_protocol == MOCK_KV_PUSH) out->lacks = read_push(params, out);
     else if (m->o->kv_protocol == MOCK_KV_MOONCAKE) out->lacks = read_mooncake(params, out);
@@ -177,50 +165,24 @@ void mock_kv_ask_free(struct mock_kv_ask *a)
     a->blocks_n = a->rooms_n = 0;
 }
 
-static void put_bool(struct kvr_buf *b, const char *name, bool v)
-{
-    kvr_json_key(b, name);
-    kvr_json_bool(b, v);
-}
-
-static void put_block_ids(struct kvr_buf *b, const struct mock_hold *h)
-{
-    size_t n;
-    const uint32_t *blocks = mock_hold_blocks(h, &n);
-    kvr_json_key(b, "remote_block_ids");
-    kvr_json_open(b, '[');
-    kvr_json_open(b, '[');
-    for (size_t i = 0; i < n; i++) kvr_json_u64(b, blocks[i]);
-    kvr_json_close(b, ']');
-    kvr_json_close(b, ']');
-}
-
 /* All that leads to the blocks. */
 static void put_reference(struct kvr_buf *b, const struct mock_exchange *x)
 {
     const struct mock *m = x->rank->mock;
     const struct mock_hold *h = mock_kept_hold(x->sequences[0].kept);
-    size_t n;
-    mock_hold_tokens(h, &n);
-    put_block_ids(b, h);
-    kvr_json_put_str(b, "remote_engine_id", m->kv->ports[x->rank->id].engine);
-    kvr_json_put_str(b, "remote_request_id", mock_kept_key(x->sequences[0].kept));
-    kvr_json_put_str(b, "remote_host", mock_kv_own_host(m));
-    kvr_json_put_u64(b, "remote_port", m->kv->ports[x->rank->id].number);
-    kvr_json_put_u64(b, "remote_num_tokens", n);
+    size_t blocks_n, tokens_n;
+    const uint32_t *blocks = mock_hold_blocks(h, &blocks_n);
+    mock_hold_tokens(h, &tokens_n);
+    kvr_json_printf(b, "'remote_block_ids':[");
+    kvr_json_u32s(b, blocks, blocks_n);
+    kvr_json_printf(b, "],'remote_engine_id':%s,'remote_request_id':%s,'remote_host':%s,'remote_port':%u,'remote_num_tokens':%zu",
+                    m->kv->ports[x->rank->id].engine, mock_kept_key(x->sequences[0].kept), mock_kv_own_host(m),
+                    (unsigned)m->kv->ports[x->rank->id].number, tokens_n);
 }
 
 void mock_kv_put_params(struct kvr_buf *b, const struct mock_exchange *x)
 {
-    kvr_json_open(b, '{');
-    put_bool(b, "do_remote_prefill", true);
-    put_bool(b, "do_remote_decode", false);
+    kvr_json_printf(b, "{'do_remote_prefill':true,'do_remote_decode':false");
     if (x->sequences[0].kept) put_reference(b, x);
-    kvr_json_put_u64(b, "tp_size", 1);
-    kvr_json_put_u64(b, "dcp_size", 1);
-    kvr_json_put_u64(b, "pp_size", 1);
-    kvr_json_key(b, "remote_blocks_expiry_time");
-    kvr_json_null(b);
-    kvr_json_put_str(b, "transfer_mode", "pull");
-    kvr_json_close(b, '}');
+    kvr_json_printf(b, "'tp_size':1,'dcp_size':1,'pp_size':1,'remote_blocks_expiry_time':null,'transfer_mode':'pull'}");
 }

@@ -26,13 +26,6 @@ static uint64_t check_of(const char *state, uint64_t ctx_id, uint64_t disagg_id)
 
 /* ---- reading ------------------------------------------------------------------------------------------- */
 
-static bool is_text(struct kvr_json v, const char *text)
-{
-    const char *s;
-    size_t len;
-    return kvr_json_as_str(v, &s, &len) && len == strlen(text) && memcmp(s, text, len) == 0;
-}
-
 static int digit(char c)
 {
     if (c >= '0' && c <= '9') return c - '0';
@@ -81,8 +74,8 @@ void mock_kv_read_trtllm(struct kvr_json body, struct mock_kv_ask *out)
 {
     struct kvr_json params = kvr_json_get(body, "disaggregated_params"), type = kvr_json_get(params, "request_type");
     uint64_t ctx_id = 0;
-    if (is_text(type, "context_only")) out->leg = MOCK_KV_KEEPS;
-    else if (is_text(type, "generation_only")) out->leg = MOCK_KV_FETCHES;
+    if (kvr_json_is_str(type, "context_only")) out->leg = MOCK_KV_KEEPS;
+    else if (kvr_json_is_str(type, "generation_only")) out->leg = MOCK_KV_FETCHES;
     if (out->leg == MOCK_KV_ALONE) return;
     if (!kvr_json_as_u64(kvr_json_get(params, "disagg_request_id"), &out->disagg_id) || out->disagg_id < 1ull << 40 ||
         out->disagg_id > INT64_MAX)
@@ -103,31 +96,20 @@ static void put_state(struct kvr_buf *b, const struct mock_exchange *x)
     snprintf(state, sizeof state, "%s %u %s %s", mock_kv_own_host(m), (unsigned)port->number, port->engine, x->ask.kv.key);
     for (const char *c = state; *c; c++) kvr_buf_printf(&hex, "%02x", (unsigned)(unsigned char)*c);
     kvr_buf_printf(&hex, "%016llx", (unsigned long long)check_of(state, x->id, x->ask.kv.disagg_id));
-    kvr_json_key(b, "encoded_opaque_state");
-    kvr_json_str(b, hex.data ? hex.data : "", hex.len);
+    kvr_json_printf(b, "'encoded_opaque_state':%.*s", (int)hex.len, hex.data);
     kvr_buf_free(&hex);
 }
 
 void mock_kv_put_trtllm(struct kvr_buf *b, const struct mock_exchange *x)
 {
     const struct mock_sequence *s = &x->sequences[0];
-    kvr_json_open(b, '{');
-    kvr_json_put_str(b, "request_type", "context_only");
-    kvr_json_key(b, "first_gen_tokens");
-    kvr_json_open(b, '[');
+    kvr_json_printf(b, "{'request_type':'context_only','first_gen_tokens':[");
     if (s->text.len) kvr_json_u64(b, (unsigned char)s->text.data[0]);
-    kvr_json_close(b, ']');
-    kvr_json_key(b, "first_gen_log_probs");
-    kvr_json_null(b);
+    kvr_json_printf(b, "],'first_gen_log_probs':null");
     if (s->kept) {
-        kvr_json_put_u64(b, "ctx_request_id", x->id);
+        kvr_json_printf(b, "'ctx_request_id':%ju", x->id);
         put_state(b, x);
     }
-    kvr_json_key(b, "draft_tokens");
-    kvr_json_null(b);
-    kvr_json_put_u64(b, "disagg_request_id", x->ask.kv.disagg_id);
-    kvr_json_put_u64(b, "ctx_dp_rank", x->rank->id);
-    kvr_json_key(b, "ctx_info_endpoint");
-    kvr_json_null(b);
-    kvr_json_close(b, '}');
+    kvr_json_printf(b, "'draft_tokens':null,'disagg_request_id':%ju,'ctx_dp_rank':%u,'ctx_info_endpoint':null}", x->ask.kv.disagg_id,
+                    x->rank->id);
 }

@@ -38,134 +38,67 @@ static void health(struct mock *m, struct kvr_http_conn *c)
     kvr_http_reply(c, up ? 200 : 503, NULL, NULL, "", 0);
 }
 
-enum route {
-    COMPLETIONS,
-    CHAT,
-    RESPONSES,
-    MESSAGES,
-    COUNT_TOKENS,
-    MODELS,
-    TOKENIZE,
-    DETOKENIZE,
-    HEALTH,
-    PING,
-    LOAD,
-    METRICS,
-    RESET,
-    VERSION,
-    SOURCES,
-    INFO,
-    RENDER,
-    RENDER_CHAT,
-    KV,
-    LOAD_ADAPTER,
-    UNLOAD_ADAPTER,
-    SGLANG_INFO,
-    SGLANG_INFO_OLD,
-    SGLANG_MODEL,
-    SGLANG_MODEL_OLD,
-    SGLANG_LOAD,
-    SGLANG_LOADS,
-    SGLANG_TOKENIZE,
-    SGLANG_ABORT,
-    SGLANG_LOAD_ADAPTER,
-    SGLANG_UNLOAD_ADAPTER,
-    ROUTES
-};
-
-static void serve_route(struct mock *m, struct kvr_http_conn *c, enum route route)
+static void load(struct mock *m, struct kvr_http_conn *c)
 {
-    switch (route) {
-    case COMPLETIONS: mock_generate(m, c, MOCK_COMPLETIONS); return;
-    case CHAT: mock_generate(m, c, MOCK_CHAT); return;
-    case RESPONSES: mock_generate(m, c, MOCK_RESPONSES); return;
-    case MESSAGES: mock_generate(m, c, MOCK_MESSAGES); return;
-    case COUNT_TOKENS: mock_count_tokens(m, c); return;
-    case MODELS: mock_models(m, c); return;
-    case SGLANG_TOKENIZE:
-    case TOKENIZE: mock_tokenize(m, c); return;
-    case DETOKENIZE: mock_detokenize(m, c); return;
-    case PING:
-    case HEALTH: health(m, c); return;
-    case LOAD: kvr_http_reply(c, 200, "application/json", NULL, "{\"server_load\":0}", 17); return;
-    case METRICS: mock_metrics(m, c); return;
-    case RESET: reset_cache(m, c); return;
-    case VERSION: mock_version(c); return;
-    case SOURCES: mock_event_sources(m, c); return;
-    case INFO: mock_server_info(m, c); return;
-    case KV: mock_kv_tell(m, c); return;
-    case RENDER: mock_render(m, c, MOCK_COMPLETIONS); return;
-    case RENDER_CHAT: mock_render(m, c, MOCK_CHAT); return;
-    case SGLANG_INFO:
-    case SGLANG_INFO_OLD: mock_sglang_server_info(m, c); return;
-    case SGLANG_MODEL:
-    case SGLANG_MODEL_OLD: mock_sglang_model_info(m, c); return;
-    case SGLANG_ABORT: mock_abort_request(m, c); return;
-    case LOAD_ADAPTER:
-    case SGLANG_LOAD_ADAPTER: mock_load_adapter(m, c); return;
-    case UNLOAD_ADAPTER:
-    case SGLANG_UNLOAD_ADAPTER: mock_unload_adapter(m, c); return;
-    case SGLANG_LOAD: mock_sglang_load(m, c); return;
-    default: mock_sglang_loads(m, c); return;
-    }
+    (void)m;
+    kvr_http_reply(c, 200, "application/json", NULL, "{\"server_load\":0}", 17);
 }
 
-/* Paths that engines of other releases or settings do not have. */
-static bool is_off(const struct mock_options *o, enum route route)
-{
-    if (route == SOURCES) return !o->tell_event_sources;
-    if (route == INFO) return !o->dev_mode || o->sglang_info;
-    if (route == RESET) return !o->dev_mode;
-    if (route == VERSION) return o->sglang_info;
-    if (route == RENDER || route == RENDER_CHAT) return !o->scale_out || o->sglang_info;
-    if (route == LOAD_ADAPTER || route == UNLOAD_ADAPTER) return !o->runtime_lora || o->sglang_info;
-    if (route == SGLANG_LOAD_ADAPTER || route == SGLANG_UNLOAD_ADAPTER) return !o->runtime_lora || !o->sglang_info;
-    return route >= SGLANG_INFO && !o->sglang_info;
-}
+/* What an engine must be, or be started with, to have a path. */
+enum { VLLM = 1, SGLANG = 2, DEV_MODE = 4, SCALE_OUT = 8, RUNTIME_LORA = 16, EVENT_SOURCES = 32 };
+
+static const struct route {
+    const char *method, *path;
+    unsigned needs;
+    void (*serve)(struct mock *m, struct kvr_http_conn *c);
+    void (*serve_api)(struct mock *m, struct kvr_http_conn *c, enum mock_api api); /* in its place */
+    enum mock_api api;
+} routes[] = {{"POST", "/v1/completions", 0, .serve_api = mock_generate, .api = MOCK_COMPLETIONS},
+              {"POST", "/v1/chat/completions", 0, .serve_api = mock_generate, .api = MOCK_CHAT},
+              {"POST", "/v1/responses", 0, .serve_api = mock_generate, .api = MOCK_RESPONSES},
+              {"POST", "/v1/messages", 0, .serve_api = mock_generate, .api = MOCK_MESSAGES},
+              {"POST", "/v1/messages/count_tokens", 0, .serve = mock_count_tokens},
+              {"GET", "/v1/models", 0, .serve = mock_models},
+              {"POST", "/tokenize", 0, .serve = mock_tokenize},
+              {"POST", "/detokenize", 0, .serve = mock_detokenize},
+              {"GET", "/health", 0, .serve = health},
+              {"GET", "/ping", 0, .serve = health},
+              {"GET", "/load", 0, .serve = load},
+              {"GET", "/metrics", 0, .serve = mock_metrics},
+              {"POST", "/reset_prefix_cache", DEV_MODE, .serve = reset_cache},
+              {"GET", "/version", VLLM, .serve = mock_version},
+              {"GET", "/kv_event_sources", EVENT_SOURCES, .serve = mock_event_sources},
+              {"GET", "/server_info", VLLM | DEV_MODE, .serve = mock_server_info},
+              {"POST", "/v1/completions/render", VLLM | SCALE_OUT, .serve_api = mock_render, .api = MOCK_COMPLETIONS},
+              {"POST", "/v1/chat/completions/render", VLLM | SCALE_OUT, .serve_api = mock_render, .api = MOCK_CHAT},
+              {"GET", "/mock/kv", 0, .serve = mock_kv_tell},
+              {"POST", "/v1/load_lora_adapter", VLLM | RUNTIME_LORA, .serve = mock_load_adapter},
+              {"POST", "/v1/unload_lora_adapter", VLLM | RUNTIME_LORA, .serve = mock_unload_adapter},
+              {"GET", "/server_info", SGLANG, .serve = mock_sglang_server_info},
+              {"GET", "/get_server_info", SGLANG, .serve = mock_sglang_server_info},
+              {"GET", "/model_info", SGLANG, .serve = mock_sglang_model_info},
+              {"GET", "/get_model_info", SGLANG, .serve = mock_sglang_model_info},
+              {"GET", "/get_load", SGLANG, .serve = mock_sglang_load},
+              {"GET", "/v1/loads", SGLANG, .serve = mock_sglang_loads},
+              {"POST", "/v1/tokenize", SGLANG, .serve = mock_tokenize},
+              {"POST", "/abort_request", SGLANG, .serve = mock_abort_request},
+              {"POST", "/load_lora_adapter", SGLANG | RUNTIME_LORA, .serve = mock_load_adapter},
+              {"POST", "/unload_lora_adapter", SGLANG | RUNTIME_LORA, .serve = mock_unload_adapter}};
 
 static void on_request(struct kvr_http_conn *c, void *ctx)
 {
-    static const struct {
-        const char *method, *path;
-    } routes[ROUTES] = {[COMPLETIONS] = {"POST", "/v1/completions"},
-                        [CHAT] = {"POST", "/v1/chat/completions"},
-                        [RESPONSES] = {"POST", "/v1/responses"},
-                        [MESSAGES] = {"POST", "/v1/messages"},
-                        [COUNT_TOKENS] = {"POST", "/v1/messages/count_tokens"},
-                        [MODELS] = {"GET", "/v1/models"},
-                        [TOKENIZE] = {"POST", "/tokenize"},
-                        [DETOKENIZE] = {"POST", "/detokenize"},
-                        [HEALTH] = {"GET", "/health"},
-                        [PING] = {"GET", "/ping"},
-                        [LOAD] = {"GET", "/load"},
-                        [METRICS] = {"GET", "/metrics"},
-                        [RESET] = {"POST", "/reset_prefix_cache"},
-                        [VERSION] = {"GET", "/version"},
-                        [SOURCES] = {"GET", "/kv_event_sources"},
-                        [INFO] = {"GET", "/server_info"},
-                        [RENDER] = {"POST", "/v1/completions/render"},
-                        [RENDER_CHAT] = {"POST", "/v1/chat/completions/render"},
-                        [KV] = {"GET", "/mock/kv"},
-                        [SGLANG_INFO] = {"GET", "/server_info"},
-                        [SGLANG_INFO_OLD] = {"GET", "/get_server_info"},
-                        [SGLANG_MODEL] = {"GET", "/model_info"},
-                        [SGLANG_MODEL_OLD] = {"GET", "/get_model_info"},
-                        [SGLANG_LOAD] = {"GET", "/get_load"},
-                        [SGLANG_LOADS] = {"GET", "/v1/loads"},
-                        [SGLANG_TOKENIZE] = {"POST", "/v1/tokenize"},
-                        [SGLANG_ABORT] = {"POST", "/abort_request"},
-                        [LOAD_ADAPTER] = {"POST", "/v1/load_lora_adapter"},
-                        [UNLOAD_ADAPTER] = {"POST", "/v1/unload_lora_adapter"},
-                        [SGLANG_LOAD_ADAPTER] = {"POST", "/load_lora_adapter"},
-                        [SGLANG_UNLOAD_ADAPTER] = {"POST", "/unload_lora_adapter"}};
     struct mock *m = ctx;
+    const struct mock_options *o = m->o;
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
+    unsigned has = (o->sglang_info ? SGLANG : VLLM) | (o->dev_mode ? DEV_MODE : 0) | (o->scale_out ? SCALE_OUT : 0) |
+                   (o->runtime_lora ? RUNTIME_LORA : 0) | (o->tell_event_sources ? EVENT_SOURCES : 0);
     bool path_known = false;
-    for (enum route i = 0; i < ROUTES; i++) {
-        if (!kvr_text_is(rq->path, routes[i].path) || is_off(m->o, i)) continue;
+    for (const struct route *r = routes; r < routes + KVR_ARRAY_LEN(routes); r++) {
+        if (!kvr_text_is(rq->path, r->path) || r->needs & ~has) continue;
         path_known = true;
-        if (!kvr_text_is(rq->method, routes[i].method)) continue;
-        serve_route(m, c, i);
+        if (!kvr_text_is(rq->method, r->method)) continue;
+        if (r->serve) r->serve(m, c);
+        else r->serve_api(m, c, r->api);
         return;
     }
     static const char kept[] = "/v1/responses/";
@@ -174,11 +107,6 @@ static void on_request(struct kvr_http_conn *c, void *ctx)
         return;
     }
     mock_reply_detail(c, path_known ? 405 : 404, path_known ? "Method Not Allowed" : "Not Found");
-}
-
-static void error_body(struct kvr_buf *out, int status, const char *message)
-{
-    kvr_openai_error(out, status, kvr_openai_error_type(status), message);
 }
 
 /* ---- start and end -------------------------------------------------------------------------------------------- */
@@ -312,7 +240,7 @@ int mock_main(const struct mock_options *o)
                                         .idle_timeout_s = 5,
                                         .write_timeout_s = 300,
                                         .tls = tls,
-                                        .handler = {on_request, mock_gone, NULL, error_body, m}};
+                                        .handler = {on_request, mock_gone, NULL, mock_error_body, m}};
     if (rc == 0 && (rc = kvr_http_server_start(&m->loop, &sc, &m->server)))
         kvr_log_error("kvroute mock: --port: cannot listen on %s:%u: %s", o->host, (unsigned)o->port, uv_strerror(rc));
     if (rc == 0) {

@@ -33,12 +33,7 @@ static int text_tokens(const struct mock *m, const char *text, size_t len, bool 
 {
     if (m->given) {
         struct kvr_buf question = {0};
-        kvr_json_open(&question, '{');
-        kvr_json_key(&question, "prompt");
-        kvr_json_str(&question, text, len);
-        kvr_json_key(&question, "add_special_tokens");
-        kvr_json_bool(&question, special);
-        kvr_json_close(&question, '}');
+        kvr_json_printf(&question, "{'prompt':%.*s,'add_special_tokens':%i}", (int)len, text, special);
         return given_tokens(m, &question, out);
     }
     bool bos = special && m->o->bos_token;
@@ -110,15 +105,11 @@ static int add_tokens(struct mock_ask *a, struct kvr_json list, struct mock_erro
 {
     struct mock_prompt *p = new_prompt(a);
     size_t n = kvr_json_count(list);
-    if (!p) {
-        mock_fail(e, 400, BAD, "prompt", "too many prompts");
-        return -1;
-    }
+    if (!p) return mock_fail(e, 400, BAD, "prompt", "too many prompts");
     p->n = n;
     p->tokens = malloc((n + 1) * sizeof *p->tokens);
     if (p->tokens && kvr_json_u32_array(list, p->tokens, n) >= 0) return 0;
-    mock_fail(e, 400, "Bad Request", "body.prompt", "token ids must be whole numbers below 2^32");
-    return -1;
+    return mock_fail(e, 400, "Bad Request", "body.prompt", "token ids must be whole numbers below 2^32");
 }
 
 struct reading {
@@ -140,8 +131,7 @@ static int add_one(void *ctx, const char *key, size_t key_len, struct kvr_json v
         struct mock_prompt *p = new_prompt(r->a);
         if (p && text_tokens(r->m, s, len, r->special, p) == 0) return 0;
     }
-    mock_fail(r->e, 400, "Bad Request", "body.prompt", "Input should be a valid string");
-    return -1;
+    return mock_fail(r->e, 400, "Bad Request", "body.prompt", "Input should be a valid string");
 }
 
 /* A text, token ids, a list of texts or a list of lists of token ids. */
@@ -152,15 +142,10 @@ static int read_prompts(struct reading *r, struct kvr_json root)
     size_t len;
     if (kvr_json_type_of(data) == KVR_JSON_ARRAY) return add_tokens(r->a, data, r->e);
     if (kvr_json_type_of(prompt) == KVR_JSON_NONE || kvr_json_type_of(prompt) == KVR_JSON_NULL ||
-        (kvr_json_as_str(prompt, &s, &len) && len == 0)) {
-        mock_fail(r->e, 400, BAD, "prompt", "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)");
-        return -1;
-    }
+        (kvr_json_as_str(prompt, &s, &len) && len == 0))
+        return mock_fail(r->e, 400, BAD, "prompt", "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)");
     if (kvr_json_type_of(prompt) != KVR_JSON_ARRAY) return add_one(r, NULL, 0, prompt);
-    if (kvr_json_count(prompt) == 0) {
-        mock_fail(r->e, 400, BAD, NULL, "You must pass at least one prompt");
-        return -1;
-    }
+    if (kvr_json_count(prompt) == 0) return mock_fail(r->e, 400, BAD, NULL, "You must pass at least one prompt");
     enum kvr_json_type type = kvr_json_type_of(kvr_json_at(prompt, 0));
     if (type != KVR_JSON_ARRAY && type != KVR_JSON_STRING) return add_tokens(r->a, prompt, r->e);
     return kvr_json_each(prompt, add_one, r);
@@ -173,14 +158,10 @@ static int read_chat(struct mock *m, const char *body, size_t len, struct mock_a
     struct kvr_buf text = {0};
     const char *why;
     struct mock_prompt *p = new_prompt(a);
-    if (kvr_openai_parse(m->json, body, len, &rq, &why) || !rq.has_messages) {
-        mock_fail(e, 400, "Bad Request", "body.messages", "Field required");
-        return -1;
-    }
-    if (kvr_json_count(kvr_json_get(rq.root, "messages")) == 0) {
-        mock_fail(e, 400, BAD, NULL, "Cannot apply chat template to an empty conversation. Provide at least one message.");
-        return -1;
-    }
+    if (kvr_openai_parse(m->json, body, len, &rq, &why) || !rq.has_messages)
+        return mock_fail(e, 400, "Bad Request", "body.messages", "Field required");
+    if (kvr_json_count(kvr_json_get(rq.root, "messages")) == 0)
+        return mock_fail(e, 400, BAD, NULL, "Cannot apply chat template to an empty conversation. Provide at least one message.");
     if (kvr_json_type_of(rq.tokens) == KVR_JSON_ARRAY) {
         a->prompts_n--;
         return add_tokens(a, rq.tokens, e);
@@ -205,18 +186,14 @@ static int read_conversation(struct mock *m, struct kvr_json root, struct mock_a
     const char *id = NULL, *member = a->api == MOCK_RESPONSES ? "input" : "messages";
     size_t id_len = 0;
     struct mock_prompt *p = new_prompt(a);
-    if (kvr_json_type_of(kvr_json_get(root, member)) <= KVR_JSON_NULL) {
-        mock_fail(e, 400, "Bad Request", a->api == MOCK_RESPONSES ? "body.input" : "body.messages",
-                  "1 validation error:\n  {'type': 'missing', 'loc': 'body.%s', 'msg': 'Field required'}", member);
-        return -1;
-    }
+    if (kvr_json_type_of(kvr_json_get(root, member)) <= KVR_JSON_NULL)
+        return mock_fail(e, 400, "Bad Request", a->api == MOCK_RESPONSES ? "body.input" : "body.messages",
+                         "1 validation error:\n  {'type': 'missing', 'loc': 'body.%s', 'msg': 'Field required'}", member);
     if (a->api == MOCK_RESPONSES && kvr_json_as_str(kvr_json_get(root, "previous_response_id"), &id, &id_len)) {
         const struct kvr_buf *before = mock_response_text(m, id, id_len);
-        if (!before) {
-            mock_fail(e, 404, "invalid_request_error", "response_id", "Response with id '%.*s' not found.",
-                      (int)KVR_MIN(id_len, (size_t)64), id);
-            return -1;
-        }
+        if (!before)
+            return mock_fail(e, 404, "invalid_request_error", "response_id", "Response with id '%.*s' not found.",
+                             (int)KVR_MIN(id_len, (size_t)64), id);
         kvr_buf_add(&a->conversation, before->data, before->len);
     }
     conversation(root, a->api, &a->conversation);
@@ -239,8 +216,7 @@ static int read_model(const struct mock *m, struct kvr_json root, struct mock_as
     a->is_lora = mock_adapter(m, model, len) != NULL;
     snprintf(a->model, sizeof a->model, "%.*s", (int)KVR_MIN(len, sizeof a->model - 1), model);
     if (a->is_lora || model_is(m->o->model, model, len)) return 0;
-    mock_fail(e, 404, "NotFoundError", "model", "The model `%s` does not exist. Valid aliases: %s.", a->model, m->o->model);
-    return -1;
+    return mock_fail(e, 404, "NotFoundError", "model", "The model `%s` does not exist. Valid aliases: %s.", a->model, m->o->model);
 }
 
 static int read_salt(struct kvr_json root, struct mock_ask *a, struct mock_error *e)
@@ -250,19 +226,16 @@ static int read_salt(struct kvr_json root, struct mock_ask *a, struct mock_error
     struct kvr_json v = kvr_json_get(root, "cache_salt");
     if (kvr_json_type_of(v) <= KVR_JSON_NULL) v = kvr_json_get(kvr_json_get(root, "nvext"), "cache_salt");
     if (kvr_json_type_of(v) <= KVR_JSON_NULL) return 0;
-    if (!kvr_json_as_str(v, &s, &len) || len == 0) {
-        mock_fail(e, 400, BAD, "cache_salt", "Parameter 'cache_salt' must be a non-empty string if provided. (parameter=cache_salt)");
-        return -1;
-    }
+    if (!kvr_json_as_str(v, &s, &len) || len == 0)
+        return mock_fail(e, 400, BAD, "cache_salt",
+                         "Parameter 'cache_salt' must be a non-empty string if provided. (parameter=cache_salt)");
     snprintf(a->salt, sizeof a->salt, "%.*s", (int)KVR_MIN(len, sizeof a->salt - 1), s);
     return 0;
 }
 
 static bool is_on(struct kvr_json root, const char *member)
 {
-    bool on = false;
-    kvr_json_as_bool(kvr_json_get(root, member), &on);
-    return on;
+    return kvr_json_is_true(kvr_json_get(root, member));
 }
 
 /* A number that is there, as a whole one. */
@@ -281,26 +254,19 @@ static int read_max_tokens(const struct mock *m, struct kvr_json root, struct mo
                                            {"max_output_tokens", "max_output_tokens"},
                                            {"max_tokens", "max_tokens"}};
     int64_t max = (int64_t)m->o->default_max_tokens;
-    if (!number_of(root, names[a->api][0], &max) && !number_of(root, names[a->api][1], &max) && a->api == MOCK_MESSAGES) {
-        mock_fail(e, 400, "Bad Request", "body.max_tokens",
-                  "1 validation error:\n  {'type': 'missing', 'loc': 'body.max_tokens', 'msg': 'Field required'}");
-        return -1;
-    }
-    if (max < 1) {
-        mock_fail(e, 400, BAD, "max_tokens", "max_tokens must be at least 1, got %lld. (parameter=max_tokens, value=%lld)", (long long)max,
-                  (long long)max);
-        return -1;
-    }
+    if (!number_of(root, names[a->api][0], &max) && !number_of(root, names[a->api][1], &max) && a->api == MOCK_MESSAGES)
+        return mock_fail(e, 400, "Bad Request", "body.max_tokens",
+                         "1 validation error:\n  {'type': 'missing', 'loc': 'body.max_tokens', 'msg': 'Field required'}");
+    if (max < 1)
+        return mock_fail(e, 400, BAD, "max_tokens", "max_tokens must be at least 1, got %lld. (parameter=max_tokens, value=%lld)",
+                         (long long)max, (long long)max);
     a->max_tokens = (uint64_t)max;
     return 0;
 }
 
 static bool asks_for_reports(struct kvr_json root)
 {
-    const char *mode;
-    size_t len;
-    struct kvr_json v = kvr_json_get(kvr_json_get(root, "vllm_xargs"), "kv_cache_report_mode");
-    return kvr_json_as_str(v, &mode, &len) && len == 4 && memcmp(mode, "full", 4) == 0;
+    return kvr_json_is_str(kvr_json_get(kvr_json_get(root, "vllm_xargs"), "kv_cache_report_mode"), "full");
 }
 
 static int read_logprobs(struct kvr_json root, struct mock_ask *a, struct mock_error *e)
@@ -308,10 +274,9 @@ static int read_logprobs(struct kvr_json root, struct mock_ask *a, struct mock_e
     int64_t top = 0, prompt = 0;
     a->reports = asks_for_reports(root);
     a->prompt_logprobs = number_of(root, "prompt_logprobs", &prompt);
-    if (a->prompt_logprobs && a->stream && prompt != 0) {
-        mock_fail(e, 400, BAD, "prompt_logprobs", "`prompt_logprobs` are not available when `stream=True`. (parameter=prompt_logprobs)");
-        return -1;
-    }
+    if (a->prompt_logprobs && a->stream && prompt != 0)
+        return mock_fail(e, 400, BAD, "prompt_logprobs",
+                         "`prompt_logprobs` are not available when `stream=True`. (parameter=prompt_logprobs)");
     if (a->api == MOCK_CHAT) {
         a->logprobs = is_on(root, "logprobs");
         number_of(root, "top_logprobs", &top);
@@ -337,16 +302,12 @@ static int read_members(struct mock *m, struct kvr_json root, struct mock_ask *a
     a->echo = a->api == MOCK_COMPLETIONS && is_on(root, "echo");
     kvr_json_as_double(kvr_json_get(root, "temperature"), &temperature);
     number_of(root, "n", &n);
-    if (temperature < 0) {
-        mock_fail(e, 400, BAD, "temperature", "temperature must be non-negative, got %.1f. (parameter=temperature, value=%.1f)",
-                  temperature, temperature);
-        return -1;
-    }
-    if (n < 1 || n > MOCK_N_MAX || (n > 1 && temperature == 0)) {
-        mock_fail(e, 400, BAD, NULL, "n must be %s, got %lld.", n > 1 && temperature == 0 ? "1 when using greedy sampling" : "from 1 to 64",
-                  (long long)n);
-        return -1;
-    }
+    if (temperature < 0)
+        return mock_fail(e, 400, BAD, "temperature", "temperature must be non-negative, got %.1f. (parameter=temperature, value=%.1f)",
+                         temperature, temperature);
+    if (n < 1 || n > MOCK_N_MAX || (n > 1 && temperature == 0))
+        return mock_fail(e, 400, BAD, NULL, "n must be %s, got %lld.",
+                         n > 1 && temperature == 0 ? "1 when using greedy sampling" : "from 1 to 64", (long long)n);
     a->n = a->api == MOCK_COMPLETIONS || a->api == MOCK_CHAT ? (uint32_t)n : 1;
     if (read_max_tokens(m, root, a, e) || read_salt(root, a, e)) return -1;
     return read_logprobs(root, a, e);
@@ -361,20 +322,18 @@ static int cut_prompts(const struct mock *m, struct kvr_json root, const struct 
     size_t len = 4;
     int64_t keep;
     if (!number_of(root, "truncate_prompt_tokens", &keep)) return 0;
-    if (keep < -1) {
-        mock_fail(e, 400, "Bad Request", "body.truncate_prompt_tokens",
-                  "1 validation error:\n  {'type': 'greater_than_equal', 'loc': 'body.truncate_prompt_tokens', 'msg': 'Input should be "
-                  "greater than or equal to -1', 'input': '%lld', 'ctx': {'ge': -1}}",
-                  (long long)keep);
-        return -1;
-    }
-    if (keep > (int64_t)mock_model_len(m)) {
-        mock_fail(e, 400, BAD, "truncate_prompt_tokens",
-                  "truncate_prompt_tokens=%lld cannot be greater than max_model_len = %llu. Please request a smaller truncation size. "
-                  "(parameter=truncate_prompt_tokens, value=%lld)",
-                  (long long)keep, (unsigned long long)mock_model_len(m), (long long)keep);
-        return -1;
-    }
+    if (keep < -1)
+        return mock_fail(
+            e, 400, "Bad Request", "body.truncate_prompt_tokens",
+            "1 validation error:\n  {'type': 'greater_than_equal', 'loc': 'body.truncate_prompt_tokens', 'msg': 'Input should be "
+            "greater than or equal to -1', 'input': '%lld', 'ctx': {'ge': -1}}",
+            (long long)keep);
+    if (keep > (int64_t)mock_model_len(m))
+        return mock_fail(
+            e, 400, BAD, "truncate_prompt_tokens",
+            "truncate_prompt_tokens=%lld cannot be greater than max_model_len = %llu. Please request a smaller truncation size. "
+            "(parameter=truncate_prompt_tokens, value=%lld)",
+            (long long)keep, (unsigned long long)mock_model_len(m), (long long)keep);
     kvr_json_as_str(kvr_json_get(root, "truncation_side"), &side, &len);
     size_t limit = keep < 0 ? mock_model_len(m) - 1 : (size_t)keep;
     for (size_t i = 0; i < a->prompts_n; i++) {
@@ -398,12 +357,11 @@ static int check_lengths(struct mock *m, struct mock_ask *a, struct mock_error *
                 mock_fail(&a->late, 400, BAD, NULL, "Token id %lu is out of vocabulary", (unsigned long)p->tokens[k]);
         if (fine && a->late.status) a->late_at = i;
         if (p->n < max && p->n <= MOCK_TOKENS_MAX) continue;
-        mock_fail(
+        return mock_fail(
             e, 400, BAD, "input_tokens",
             "This model's maximum context length is %llu tokens. However, your prompt contains %llu input tokens, which exceeds this "
             "limit even without any output tokens. Please reduce the length of the input prompt. (parameter=input_tokens, value=%llu)",
             max, (unsigned long long)p->n, (unsigned long long)p->n);
-        return -1;
     }
     return 0;
 }
@@ -414,8 +372,8 @@ static int parse_object(struct mock *m, const char *body, size_t len, struct kvr
 {
     const char *why = "Field required";
     if (len && kvr_json_parse(m->json, body, len, root, &why) == 0 && kvr_json_type_of(*root) == KVR_JSON_OBJECT) return 0;
-    mock_fail(e, 400, "Bad Request", "body", "1 validation error:\n  {'type': 'json_invalid', 'loc': 'body', 'msg': 'JSON decode error'}");
-    return -1;
+    return mock_fail(e, 400, "Bad Request", "body",
+                     "1 validation error:\n  {'type': 'json_invalid', 'loc': 'body', 'msg': 'JSON decode error'}");
 }
 
 /* A generation leg of a TensorRT-LLM brings the tokens of the context leg. */

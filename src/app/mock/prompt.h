@@ -18,6 +18,12 @@ struct mock_error {
     char message[320];
 };
 
+/* A token as text: a byte, unless it is none. */
+static inline char mock_char(uint32_t token)
+{
+    return token < 256 ? (char)token : '?';
+}
+
 struct mock_prompt {
     uint32_t *tokens;
     size_t n;
@@ -29,7 +35,7 @@ struct mock_ask {
     size_t prompts_n;
     uint32_t n; /* answers for each prompt */
     uint64_t max_tokens;
-    bool stream, include_usage, continuous_usage, echo, logprobs, prompt_logprobs, greedy;
+    bool stream, include_usage, continuous_usage, echo, logprobs, prompt_logprobs;
     bool reports; /* vllm_xargs: kv_cache_report_mode full */
     char model[128], salt[128];
     bool is_lora;
@@ -47,7 +53,8 @@ void mock_ask_free(struct mock_ask *a);
 /* The tokens that /tokenize tells of a body. Returns: 0, or -1 with *e. Owns: the caller, out->tokens. */
 int mock_read_tokenize(struct mock *m, const char *body, size_t len, struct mock_prompt *out, bool *strings, struct mock_error *e);
 
-void mock_fail(struct mock_error *e, int status, const char *type, const char *param, const char *format, ...)
+/* Returns: -1. */
+int mock_fail(struct mock_error *e, int status, const char *type, const char *param, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
 void mock_put_error(struct kvr_buf *b, const struct mock_error *e);
 

@@ -3,37 +3,14 @@
  * --enable-scale-out; releases before that switch had them always. Routers that match blocks ask them for token ids. */
 #include "app/mock/generate.h"
 
-#include <string.h>
-
 static void put_rendered(struct kvr_buf *b, const struct mock_ask *a, const struct mock_prompt *p, uint64_t id)
 {
-    char name[48];
-    snprintf(name, sizeof name, "%s-%llu", a->api == MOCK_CHAT ? "chatcmpl" : "cmpl", (unsigned long long)id);
-    kvr_json_open(b, '{');
-    kvr_json_put_str(b, "request_id", name);
-    kvr_json_key(b, "token_ids");
-    kvr_json_open(b, '[');
-    for (size_t i = 0; i < p->n; i++) kvr_json_u64(b, p->tokens[i]);
-    kvr_json_close(b, ']');
-    kvr_json_key(b, "token_offsets");
-    kvr_json_null(b);
-    kvr_json_key(b, "features");
-    kvr_json_null(b);
-    kvr_json_key(b, "sampling_params");
-    kvr_json_open(b, '{');
-    kvr_json_put_u64(b, "n", a->n);
-    kvr_json_put_u64(b, "max_tokens", a->max_tokens);
-    kvr_json_close(b, '}');
-    kvr_json_put_str(b, "model", a->model);
-    kvr_json_key(b, "stream");
-    kvr_json_bool(b, a->stream);
-    kvr_json_key(b, "cache_salt");
-    if (a->salt[0]) kvr_json_str(b, a->salt, strlen(a->salt));
-    else kvr_json_null(b);
-    kvr_json_put_u64(b, "priority", 0);
-    kvr_json_key(b, "kv_transfer_params");
-    kvr_json_null(b);
-    kvr_json_close(b, '}');
+    kvr_json_printf(b, a->api == MOCK_CHAT ? "{'request_id':'chatcmpl-%ju','token_ids':" : "{'request_id':'cmpl-%ju','token_ids':", id);
+    kvr_json_u32s(b, p->tokens, p->n);
+    kvr_json_printf(b,
+                    "'token_offsets':null,'features':null,'sampling_params':{'n':%u,'max_tokens':%ju},'model':%s,'stream':%i,"
+                    "'cache_salt':%p,'priority':0,'kv_transfer_params':null}",
+                    a->n, a->max_tokens, a->model, a->stream, a->salt[0] ? a->salt : NULL);
 }
 
 /* A chat is one object, completions are a list of one for each prompt. */

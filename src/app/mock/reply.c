@@ -3,9 +3,8 @@
 #include "app/mock/generate.h"
 
 #include <stdarg.h>
-#include <string.h>
 
-void mock_fail(struct mock_error *e, int status, const char *type, const char *param, const char *format, ...)
+int mock_fail(struct mock_error *e, int status, const char *type, const char *param, const char *format, ...)
 {
     va_list args;
     e->status = status;
@@ -14,42 +13,36 @@ void mock_fail(struct mock_error *e, int status, const char *type, const char *p
     va_start(args, format);
     vsnprintf(e->message, sizeof e->message, format, args);
     va_end(args);
+    return -1;
 }
 
 void mock_put_error(struct kvr_buf *b, const struct mock_error *e)
 {
-    kvr_json_open(b, '{');
-    kvr_json_key(b, "error");
-    kvr_json_open(b, '{');
-    kvr_json_put_str(b, "message", e->message);
-    kvr_json_put_str(b, "type", e->type);
-    kvr_json_key(b, "param");
-    if (e->param[0]) kvr_json_str(b, e->param, strlen(e->param));
-    else kvr_json_null(b);
-    kvr_json_put_u64(b, "code", (uint64_t)e->status);
-    kvr_json_close(b, '}');
-    kvr_json_close(b, '}');
+    kvr_json_printf(b, "{'error':{'message':%s,'type':%s,'param':%p,'code':%u}}", e->message, e->type, e->param[0] ? e->param : NULL,
+                    (unsigned)e->status);
 }
 
 void mock_reply_json(struct kvr_http_conn *c, int status, struct kvr_buf *body)
 {
-    kvr_http_reply(c, status, "application/json", NULL, body->data ? body->data : "", body->len);
-    kvr_buf_free(body);
+    kvr_http_reply_buf(c, status, "application/json", NULL, body);
+}
+
+void mock_error_body(struct kvr_buf *out, int status, const char *message)
+{
+    kvr_openai_error(out, status, kvr_openai_error_type(status), message);
 }
 
 void mock_reply_error(struct kvr_http_conn *c, int status, const char *message)
 {
     struct kvr_buf b = {0};
-    kvr_openai_error(&b, status, kvr_openai_error_type(status), message);
+    mock_error_body(&b, status, message);
     mock_reply_json(c, status, &b);
 }
 
 void mock_reply_detail(struct kvr_http_conn *c, int status, const char *detail)
 {
     struct kvr_buf b = {0};
-    kvr_json_open(&b, '{');
-    kvr_json_put_str(&b, "detail", detail);
-    kvr_json_close(&b, '}');
+    kvr_json_printf(&b, "{'detail':%s}", detail);
     mock_reply_json(c, status, &b);
 }
 

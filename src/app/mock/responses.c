@@ -52,10 +52,6 @@ void mock_get_response(struct mock *m, struct kvr_http_conn *c, struct kvr_text 
         mock_reply_json(c, 404, &b);
         return;
     }
-    kvr_json_open(&b, '{');
-    kvr_json_put_str(&b, "id", text);
-    kvr_json_put_str(&b, "object", "response");
-    kvr_json_put_str(&b, "status", "completed");
-    kvr_json_close(&b, '}');
+    kvr_json_printf(&b, "{'id':%s,'object':'response','status':'completed'}", text);
     mock_reply_json(c, 200, &b);
 }

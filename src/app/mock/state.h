@@ -45,8 +45,6 @@ struct mock_rank {
     struct mock_exchange *ending; /* broken off in this pass */
 };
 
-struct kvr_given_tokens;
-
 enum { MOCK_ADAPTERS_MAX = 16, MOCK_ADAPTER_NAME_MAX = 128 };
 
 struct mock {
@@ -80,6 +78,7 @@ void mock_unload_adapter(struct mock *m, struct kvr_http_conn *c);
 
 /* Frees the buffer. */
 void mock_reply_json(struct kvr_http_conn *c, int status, struct kvr_buf *body);
+void mock_error_body(struct kvr_buf *out, int status, const char *message);
 void mock_reply_error(struct kvr_http_conn *c, int status, const char *message);
 /* What the engine's web framework says of a path it does not know: {"detail": ...}. */
 void mock_reply_detail(struct kvr_http_conn *c, int status, const char *detail);
@@ -102,7 +101,7 @@ void mock_tokenize(struct mock *m, struct kvr_http_conn *c);
 void mock_detokenize(struct mock *m, struct kvr_http_conn *c);
 void mock_event_sources(struct mock *m, struct kvr_http_conn *c);
 void mock_server_info(struct mock *m, struct kvr_http_conn *c);
-void mock_version(struct kvr_http_conn *c);
+void mock_version(struct mock *m, struct kvr_http_conn *c);
 
 /* ---- sglang.c ----------------------------------------------------------------------------------------- */
 

@@ -33,19 +33,14 @@ struct engine_metrics {
     } ranks[RANKS_MAX];
 };
 
-static uint64_t now_ms(void)
-{
-    return kvr_now_ns(kvr_clock_monotonic()) / 1000000;
-}
-
 /* ---- reading, telling ----------------------------------------------------------------------------------------- */
 
 static void tell(struct engine_metrics *m, struct kvr_worker w, const struct kvr_engine_load *load)
 {
     struct kvr_nats *nats = m->publish->nats;
     if (!nats || !kvr_nats_is_up(nats)) return; /* an old load says nothing */
-    m->payload.len = m->out.len = 0;
-    m->payload.failed = m->out.failed = false;
+    kvr_buf_reset(&m->payload);
+    kvr_buf_reset(&m->out);
     kvr_active_load_write(&m->payload, w, load);
     if (!m->payload.failed) kvr_stamp_envelope(&m->stamp, KVR_PLANE_LOADS, &m->payload, &m->out);
     bool ok = !m->payload.failed && !m->out.failed && kvr_nats_publish(nats, m->subject, NULL, m->out.data, m->out.len) == 0;
@@ -63,7 +58,7 @@ static void keep(struct engine_metrics *m, const struct kvr_engine_loads *loads)
             continue;
         any = m->ranks[i].known = true;
         m->ranks[i].load = load;
-        m->ranks[i].at_ms = now_ms();
+        m->ranks[i].at_ms = kvr_now_ms();
         tell(m, w, &load);
     }
     if (!any) m->trouble = "the answer has no figure of these ranks";
@@ -100,7 +95,7 @@ static void on_interval(uv_timer_t *t)
 
 static bool is_stale(const struct engine_metrics *m, size_t i)
 {
-    return (double)(now_ms() - m->ranks[i].at_ms) > m->publish->o->engine_metrics_max_age * 1000;
+    return (double)(kvr_now_ms() - m->ranks[i].at_ms) > m->publish->o->engine_metrics_max_age * 1000;
 }
 
 static void put_load(struct kvr_buf *b, const struct engine_metrics *m, size_t i)
@@ -108,35 +103,26 @@ static void put_load(struct kvr_buf *b, const struct engine_metrics *m, size_t i
     const struct kvr_engine_load *l = &m->ranks[i].load;
     if (l->has_running) kvr_json_put_u64(b, "running", l->running);
     if (l->has_waiting) kvr_json_put_u64(b, "waiting", l->waiting);
-    if (l->has_usage) {
-        kvr_json_key(b, "kv_usage");
-        kvr_json_double(b, l->usage);
-    }
+    if (l->has_usage) kvr_json_put_double(b, "kv_usage", l->usage);
     if (l->has_used) kvr_json_put_u64(b, "kv_used_blocks", l->used_blocks);
     if (l->total_blocks) kvr_json_put_u64(b, "kv_total_blocks", l->total_blocks);
-    kvr_json_put_u64(b, "age_ms", now_ms() - m->ranks[i].at_ms);
-    kvr_json_key(b, "stale");
-    kvr_json_bool(b, is_stale(m, i));
+    kvr_json_printf(b, "'age_ms':%ju,'stale':%i", kvr_now_ms() - m->ranks[i].at_ms, is_stale(m, i));
 }
 
 void engine_metrics_write_json(const struct publish *p, struct kvr_buf *b)
 {
     const struct engine_metrics *m = p->engine_metrics;
-    kvr_json_open(b, '{');
-    kvr_json_put_u64(b, "worker_id", p->o->worker_id);
-    if (m && m->trouble) kvr_json_put_str(b, "error", m->trouble);
-    if (!m) kvr_json_put_str(b, "error", "--engine-metrics is not given");
-    kvr_json_key(b, "ranks");
-    kvr_json_open(b, '[');
+    kvr_json_printf(b, "{'worker_id':%ju", p->o->worker_id);
+    if (m && m->trouble) kvr_json_printf(b, "'error':%s", m->trouble);
+    if (!m) kvr_json_printf(b, "'error':'--engine-metrics is not given'");
+    kvr_json_printf(b, "'ranks':[");
     for (size_t i = 0; m && i < p->feeds_n; i++) {
         if (!m->ranks[i].known) continue;
-        kvr_json_open(b, '{');
-        kvr_json_put_u64(b, "dp_rank", p->feeds[i].worker.dp_rank);
+        kvr_json_printf(b, "{'dp_rank':%u", p->feeds[i].worker.dp_rank);
         put_load(b, m, i);
         kvr_json_close(b, '}');
     }
-    kvr_json_close(b, ']');
-    kvr_json_close(b, '}');
+    kvr_json_printf(b, "]}");
 }
 
 enum row { AGE, RUNNING, WAITING, USAGE, TOTAL_TOKENS, ROWS };
@@ -146,7 +132,7 @@ static bool figure(const struct engine_metrics *m, size_t i, enum row row, doubl
 {
     const struct kvr_engine_load *l = &m->ranks[i].load;
     switch (row) {
-    case AGE: *out = (double)(now_ms() - m->ranks[i].at_ms) / 1000; return true;
+    case AGE: *out = (double)(kvr_now_ms() - m->ranks[i].at_ms) / 1000; return true;
     case RUNNING: *out = (double)l->running; return l->has_running;
     case WAITING: *out = (double)l->waiting; return l->has_waiting;
     case USAGE: *out = l->usage; return l->has_usage;

@@ -23,13 +23,7 @@ static size_t free_place(struct feed *f)
         f->salts_free = f->salts[at - 1].next_free;
         return at;
     }
-    if (f->salts_n == f->salts_cap) {
-        size_t cap = f->salts_cap ? f->salts_cap * 2 : 8;
-        struct feed_salt *p = f->salts_n < SALTS_MAX ? realloc(f->salts, cap * sizeof *p) : NULL;
-        if (!p) return 0;
-        f->salts = p;
-        f->salts_cap = cap;
-    }
+    if (f->salts_n == SALTS_MAX || !kvr_grow(&f->salts, &f->salts_cap, f->salts_n + 1, sizeof *f->salts)) return 0;
     return ++f->salts_n;
 }
 

@@ -2,6 +2,7 @@
 /* Start, signals and end of `kvroute publish`; app/publish/state.h says which thread may touch what. */
 #include "app/publish/state.h"
 #include "base/log.h"
+#include "net/http/produce.h"
 
 #include <signal.h>
 #include <string.h>
@@ -119,7 +120,7 @@ static int serve(struct publish *p, char *err, size_t cap)
         .idle_timeout_s = 75,
         .write_timeout_s = o->client_write_timeout,
         .shared = &p->http,
-        .handler = {publish_on_request, publish_on_gone, publish_on_drained, publish_error_body, p},
+        .handler = {publish_on_request, kvr_produce_on_gone, kvr_produce_on_drained, publish_error_body, p},
     };
     struct kvr_access_config ac = {o->host, o->allowed_hosts, NULL, o->advertise_host};
     if (kvr_access_create(&ac, &p->access, err, cap)) return -1;
@@ -182,23 +183,19 @@ static void put_worker(const struct publish *p, const char *host, struct kvr_buf
     const struct publish_options *o = p->o;
     char text[400];
     const char *port = strrchr(o->publish, ':');
-    kvr_json_open(b, '{');
-    kvr_json_put_u64(b, "worker_id", o->worker_id);
-    kvr_json_put_str(b, "endpoint", o->announce);
-    if (strcmp(p->model, "default") != 0) kvr_json_put_str(b, "model_name", p->model);
-    if (p->block_size) kvr_json_put_u64(b, "block_size", p->block_size); /* else routers learn it as we do */
-    kvr_json_put_u64(b, "data_parallel_start_rank", p->dp_start);
-    kvr_json_put_u64(b, "data_parallel_size", p->dp_size);
-    kvr_json_put_str(b, "engine", p->sglang ? "sglang" : "vllm");
-    if (p->total_kv_blocks) kvr_json_put_u64(b, "total_kv_blocks", p->total_kv_blocks);
-    if (o->max_num_batched_tokens) kvr_json_put_u64(b, "max_num_batched_tokens", o->max_num_batched_tokens);
+    kvr_json_printf(b, "{'worker_id':%ju,'endpoint':%s", o->worker_id, o->announce);
+    if (strcmp(p->model, "default") != 0) kvr_json_printf(b, "'model_name':%s", p->model);
+    if (p->block_size) kvr_json_printf(b, "'block_size':%u", p->block_size); /* else routers learn it as we do */
+    kvr_json_printf(b, "'data_parallel_start_rank':%u,'data_parallel_size':%u,'engine':%s", p->dp_start, p->dp_size,
+                    p->sglang ? "sglang" : "vllm");
+    if (p->total_kv_blocks) kvr_json_printf(b, "'total_kv_blocks':%ju", p->total_kv_blocks);
+    if (o->max_num_batched_tokens) kvr_json_printf(b, "'max_num_batched_tokens':%ju", o->max_num_batched_tokens);
     if (o->plane.plane == KVR_PLANE_ZMQ) {
         snprintf(text, sizeof text, "tcp://%.200s%.32s", host, port ? port : "");
-        kvr_json_put_str(b, "kv_events_endpoints", text);
+        kvr_json_printf(b, "'kv_events_endpoints':%s", text);
     }
     snprintf(text, sizeof text, "http://%.200s:%llu/kv_recover", host, (unsigned long long)kvr_http_server_port(p->server));
-    kvr_json_put_str(b, "recover_endpoint", text);
-    kvr_json_close(b, '}');
+    kvr_json_printf(b, "'recover_endpoint':%s}", text);
 }
 
 /* The worker object that routers find, see app/serve/discovery/nats.c. */
@@ -283,12 +280,6 @@ static int start(struct publish *p, char *err, size_t cap)
     return learning_waits(p) ? 0 : open_all(p, err, cap);
 }
 
-static void close_handle(uv_handle_t *h, void *arg)
-{
-    (void)arg;
-    if (!uv_is_closing(h)) uv_close(h, NULL);
-}
-
 static void stop(struct publish *p)
 {
     kvr_registry_close(p->registry);
@@ -299,9 +290,7 @@ static void stop(struct publish *p)
     learning_stop(p);
     kvr_ending_tell(&p->ending, (struct kvr_http_shared *[]){&p->http}, 1);
     while (p->answers) uv_run(&p->loop, UV_RUN_ONCE); /* their threads end as their clients are gone */
-    uv_walk(&p->loop, close_handle, NULL);
-    uv_run(&p->loop, UV_RUN_DEFAULT);
-    uv_loop_close(&p->loop);
+    kvr_loop_end(&p->loop);
     kvr_access_destroy(p->access);
     kvr_ingest_destroy(p->ingest);
     for (size_t i = 0; i < p->feeds_n; i++) feed_close(&p->feeds[i]);

@@ -27,9 +27,7 @@
 void publish_error_body(struct kvr_buf *b, int status, const char *message)
 {
     (void)status;
-    kvr_json_open(b, '{');
-    kvr_json_put_str(b, "Error", message);
-    kvr_json_close(b, '}');
+    kvr_json_printf(b, "{'Error':%s}", message);
 }
 
 static void reply(struct kvr_http_conn *c, int status, const char *type, struct kvr_buf *b)
@@ -39,10 +37,9 @@ static void reply(struct kvr_http_conn *c, int status, const char *type, struct 
     kvr_buf_free(b);
 }
 
-static void error(struct publish *p, struct kvr_http_conn *c, int status, const char *message)
+static void error(struct kvr_http_conn *c, int status, const char *message)
 {
     struct kvr_buf b = {0};
-    p->bad_requests += status / 100 == 4;
     publish_error_body(&b, status, message);
     reply(c, status, "application/json", &b);
 }
@@ -76,18 +73,9 @@ static int write_dump(struct answer *a)
     char key[300];
     int rc = 0;
     snprintf(key, sizeof key, "%s:default", a->p->model);
-    kvr_json_open(&a->b, '{');
-    kvr_json_str(&a->b, key, strlen(key));
-    kvr_buf_str(&a->b, ":");
-    a->b.comma = false;
-    kvr_json_open(&a->b, '{');
-    kvr_json_put_u64(&a->b, "block_size", a->p->feeds[0].block_size);
-    kvr_json_key(&a->b, "events");
-    kvr_json_open(&a->b, '[');
+    kvr_json_printf(&a->b, "{%s:{'block_size':%u,'events':[", key, a->p->feeds[0].block_size);
     for (size_t i = 0; i < a->p->feeds_n && rc == 0; i++) rc = kvr_local_index_dump(a->p->feeds[i].index, put_event, a);
-    kvr_json_close(&a->b, ']');
-    kvr_json_close(&a->b, '}');
-    kvr_json_close(&a->b, '}');
+    kvr_json_printf(&a->b, "]}}");
     return rc;
 }
 
@@ -121,18 +109,18 @@ static void answer_by_thread(struct publish *p, struct kvr_http_conn *c, struct 
         free(a);
     }
     p->refused_answers++;
-    error(p, c, 503, "too many answers are being written; try again");
+    error(c, 503, "too many answers are being written; try again");
 }
 
 /* A whole number in the query. 1 there, 0 not, -1 answered with an error. */
-static int number(struct publish *p, struct kvr_http_conn *c, const char *key, uint64_t max, uint64_t *out)
+static int number(struct kvr_http_conn *c, const char *key, uint64_t max, uint64_t *out)
 {
     char text[40], message[160];
     int given = kvr_query_parameter(kvr_http_conn_request(c)->query, key, text, sizeof text);
     if (given == 0 || (given > 0 && !text[0])) return 0;
     if (kvr_parse_u64(text, strlen(text), max, out)) return 1;
     snprintf(message, sizeof message, "bad value '%.30s' for '%s'; allowed: a whole number up to %llu", text, key, (unsigned long long)max);
-    error(p, c, 400, message);
+    error(c, 400, message);
     return -1;
 }
 
@@ -148,11 +136,10 @@ static void recover(struct publish *p, struct kvr_http_conn *c)
     uint64_t rank = p->dp_start, worker = p->o->worker_id;
     char message[160];
     q.supports_tree_dump_failed = is_set(c, "supports_tree_dump_failed", "1") || is_set(c, "supports_tree_dump_failed", "true");
-    p->recover_requests++;
-    int start = number(p, c, "start", UINT64_MAX, &q.start);
-    int end = start < 0 ? -1 : number(p, c, "end", UINT64_MAX, &q.end);
-    int of_rank = end < 0 ? -1 : number(p, c, "dp_rank", UINT32_MAX, &rank);
-    if (of_rank < 0 || number(p, c, "worker_id", UINT64_MAX, &worker) < 0) return;
+    int start = number(c, "start", UINT64_MAX, &q.start);
+    int end = start < 0 ? -1 : number(c, "end", UINT64_MAX, &q.end);
+    int of_rank = end < 0 ? -1 : number(c, "dp_rank", UINT32_MAX, &rank);
+    if (of_rank < 0 || number(c, "worker_id", UINT64_MAX, &worker) < 0) return;
     q.has_start = start > 0;
     q.has_end = end > 0;
     struct feed *f = NULL;
@@ -164,7 +151,7 @@ static void recover(struct publish *p, struct kvr_http_conn *c)
     }
     snprintf(message, sizeof message, "this is worker %llu with dp_rank %llu to %llu", (unsigned long long)p->o->worker_id,
              (unsigned long long)p->dp_start, (unsigned long long)p->dp_start + p->dp_size - 1);
-    error(p, c, 404, message);
+    error(c, 404, message);
 }
 
 /* ---- status --------------------------------------------------------------------------------------------------------- */
@@ -191,14 +178,8 @@ static struct kvr_outlet_kept kept_by(const struct feed *f)
 /* What waits to be stored by an event plane that keeps events. */
 static void put_kept(struct kvr_buf *b, const struct kvr_outlet_kept *k)
 {
-    kvr_json_key(b, "stream");
-    kvr_json_open(b, '{');
-    kvr_json_put_u64(b, "waiting", k->messages);
-    kvr_json_put_u64(b, "waiting_bytes", k->bytes);
-    kvr_json_put_u64(b, "again", k->again);
-    kvr_json_put_u64(b, "lost", k->lost);
-    kvr_json_put_str(b, "reason", k->why);
-    kvr_json_close(b, '}');
+    kvr_json_printf(b, "'stream':{'waiting':%ju,'waiting_bytes':%ju,'again':%ju,'lost':%ju,'reason':%s}", k->messages, k->bytes, k->again,
+                    k->lost, k->why);
 }
 
 static void put_view(struct kvr_buf *b, const struct kvr_view_status *st, const struct kvr_outlet_kept *k)
@@ -208,9 +189,13 @@ static void put_view(struct kvr_buf *b, const struct kvr_view_status *st, const 
     char lost[sizeof k->why_lost + 40];
     snprintf(lost, sizeof lost, "%llu events were lost: %s", (unsigned long long)k->lost, k->why_lost);
     if (k->lacks) knowledge = KVR_MIN(knowledge, KVR_VIEW_PARTIAL);
-    kvr_json_put_str(b, "view", kvr_view_knowledge_name(knowledge));
-    kvr_json_put_str(b, "trust", whole ? "trusted" : st && st->repairing ? "recovering" : "untrusted");
-    kvr_json_put_str(b, "reason", st && st->reason[0] ? st->reason : k->lacks ? lost : "");
+    kvr_json_printf(b, "'view':%s,'trust':%s,'reason':%s", kvr_view_knowledge_name(knowledge),
+                    whole                 ? "trusted"
+                    : st && st->repairing ? "recovering"
+                                          : "untrusted",
+                    st && st->reason[0] ? st->reason
+                    : k->lacks          ? lost
+                                        : "");
 }
 
 static void put_rank(struct kvr_buf *b, struct feed *f, const struct kvr_view_status *st)
@@ -218,28 +203,16 @@ static void put_rank(struct kvr_buf *b, struct feed *f, const struct kvr_view_st
     struct kvr_local_index_stats n;
     struct kvr_outlet_kept k = kept_by(f);
     kvr_local_index_stats(f->index, &n);
-    kvr_json_open(b, '{');
-    kvr_json_put_u64(b, "dp_rank", f->worker.dp_rank);
-    kvr_json_put_str(b, "published_on", f->outlet->where);
+    kvr_json_printf(b, "{'dp_rank':%u,'published_on':%s", f->worker.dp_rank, f->outlet->where);
     put_view(b, st, &k);
     if (f->outlet->kept) put_kept(b, &k);
-    kvr_json_key(b, "connected");
-    kvr_json_bool(b, st && st->connected);
-    kvr_json_put_u64(b, "engine_batches", st ? st->batches : 0);
-    kvr_json_put_u64(b, "engine_gaps", st ? st->gaps : 0);
-    kvr_json_put_u64(b, "engine_restarts", st ? st->restarts : 0);
+    kvr_json_printf(b, "'connected':%i,'engine_batches':%ju,'engine_gaps':%ju,'engine_restarts':%ju", st && st->connected,
+                    st ? st->batches : 0, st ? st->gaps : 0, st ? st->restarts : 0);
     if (st && st->engine_block_size) kvr_json_put_u64(b, "engine_block_size", st->engine_block_size);
-    kvr_json_put_u64(b, "block_size_mismatches", st ? st->filtered.block_size_mismatch : 0);
-    kvr_json_put_u64(b, "parentless_stores", atomic_load(&f->parentless));
-    kvr_json_put_u64(b, "other_rank_batches", st ? st->filtered.other_rank : 0);
-    kvr_json_put_u64(b, "epoch", n.epoch);
-    kvr_json_put_u64(b, "oldest_id", n.oldest_id);
-    kvr_json_put_u64(b, "newest_id", n.newest_id);
-    kvr_json_put_u64(b, "blocks", n.blocks);
-    kvr_json_put_u64(b, "buffer_events", n.ring_events);
-    kvr_json_put_u64(b, "buffer_bytes", n.ring_bytes);
-    kvr_json_put_u64(b, "index_bytes", n.index_bytes);
-    kvr_json_close(b, '}');
+    kvr_json_printf(b, "'block_size_mismatches':%ju,'parentless_stores':%ju,'other_rank_batches':%ju",
+                    st ? st->filtered.block_size_mismatch : 0, atomic_load(&f->parentless), st ? st->filtered.other_rank : 0);
+    kvr_json_printf(b, "'epoch':%ju,'oldest_id':%ju,'newest_id':%ju,'blocks':%zu,'buffer_events':%zu,'buffer_bytes':%zu,'index_bytes':%zu}",
+                    n.epoch, n.oldest_id, n.newest_id, n.blocks, n.ring_events, n.ring_bytes, n.index_bytes);
 }
 
 static void status(struct publish *p, struct kvr_http_conn *c)
@@ -248,19 +221,13 @@ static void status(struct publish *p, struct kvr_http_conn *c)
     size_t n = statuses(p, st);
     uint32_t size = p->feeds_n ? p->feeds[0].block_size : p->block_size;
     struct kvr_buf b = {0};
-    kvr_json_open(&b, '{');
-    kvr_json_put_u64(&b, "worker_id", p->o->worker_id);
-    kvr_json_put_str(&b, "model_name", p->model);
+    kvr_json_printf(&b, "{'worker_id':%ju,'model_name':%s", p->o->worker_id, p->model);
     if (size) kvr_json_put_u64(&b, "block_size", size);
-    kvr_json_key(&b, "notes");
-    kvr_json_open(&b, '[');
-    for (size_t i = 0; i < p->notes_n; i++) kvr_json_str(&b, p->notes[i], strlen(p->notes[i]));
-    kvr_json_close(&b, ']');
-    kvr_json_key(&b, "ranks");
-    kvr_json_open(&b, '[');
+    kvr_json_printf(&b, "'notes':[");
+    for (size_t i = 0; i < p->notes_n; i++) kvr_json_printf(&b, "%s", p->notes[i]);
+    kvr_json_printf(&b, "],'ranks':[");
     for (size_t i = 0; i < p->feeds_n; i++) put_rank(&b, &p->feeds[i], status_of(st, n, &p->feeds[i]));
-    kvr_json_close(&b, ']');
-    kvr_json_close(&b, '}');
+    kvr_json_printf(&b, "]}");
     reply(c, 200, "application/json", &b);
 }
 
@@ -283,7 +250,7 @@ static void ready(struct publish *p, struct kvr_http_conn *c)
         if (s && s->knowledge == KVR_VIEW_WHOLE) continue;
         snprintf(why, sizeof why, "rank %u is not whole: %s", p->feeds[i].worker.dp_rank, s && s->reason[0] ? s->reason : "not seen yet");
     }
-    if (why[0]) error(p, c, 503, why);
+    if (why[0]) error(c, 503, why);
     else kvr_http_reply(c, 200, "text/plain", NULL, "ready\n", 6);
 }
 
@@ -367,28 +334,16 @@ void publish_on_request(struct kvr_http_conn *c, void *ctx)
     struct kvr_access_refusal no;
     bool probe = kvr_text_is(r->path, "/health") || kvr_text_is(r->path, "/ready");
     kvr_http_conn_set_user(c, NULL);
-    if (!kvr_access_check(p->access, r, probe ? KVR_ACCESS_PROBE : 0, &no)) error(p, c, no.status, no.text);
-    else if (!kvr_text_is(r->method, "GET")) error(p, c, 405, "only GET");
-    else if (!p->feeds_n && (kvr_text_is(r->path, "/kv_recover") || kvr_text_is(r->path, "/dump"))) error(p, c, 503, WAITING);
+    if (!kvr_access_check(p->access, r, probe ? KVR_ACCESS_PROBE : 0, &no)) error(c, no.status, no.text);
+    else if (!kvr_text_is(r->method, "GET")) error(c, 405, "only GET");
+    else if (!p->feeds_n && (kvr_text_is(r->path, "/kv_recover") || kvr_text_is(r->path, "/dump"))) error(c, 503, WAITING);
     else if (kvr_text_is(r->path, "/kv_recover")) recover(p, c);
     else if (kvr_text_is(r->path, "/dump")) answer_by_thread(p, c, NULL, &(struct kvr_local_query){0});
     else if (kvr_text_is(r->path, "/status")) status(p, c);
     else if (kvr_text_is(r->path, "/load")) load(p, c);
-    else if (kvr_text_is(r->path, "/health") && p->ending.phase != KVR_SERVING) error(p, c, 503, "shutting down");
+    else if (kvr_text_is(r->path, "/health") && p->ending.phase != KVR_SERVING) error(c, 503, "shutting down");
     else if (kvr_text_is(r->path, "/health")) kvr_http_reply(c, 200, "text/plain", NULL, "ok\n", 3);
     else if (kvr_text_is(r->path, "/ready")) ready(p, c);
     else if (kvr_text_is(r->path, "/metrics")) metrics(p, c);
-    else error(p, c, 404, "no such path; there are /kv_recover, /dump, /status, /load, /health, /ready, /metrics");
-}
-
-void publish_on_gone(struct kvr_http_conn *c, void *ctx)
-{
-    (void)ctx;
-    kvr_produce_on_gone(c);
-}
-
-void publish_on_drained(struct kvr_http_conn *c, void *ctx)
-{
-    (void)ctx;
-    kvr_produce_on_drained(c);
+    else error(c, 404, "no such path; there are /kv_recover, /dump, /status, /load, /health, /ready, /metrics");
 }

@@ -51,7 +51,7 @@ struct publish {
     struct feed feeds[RANKS_MAX];
     size_t feeds_n; /* 0: not open yet */
     size_t answers; /* being written */
-    uint64_t refused_answers, recover_requests, bad_requests;
+    uint64_t refused_answers;
 };
 
 /* publish.c; main loop. Follows the engine's streams and tells of it, by what is known now. Ends the program when that cannot be. */
@@ -71,8 +71,6 @@ void engine_metrics_write_json(const struct publish *p, struct kvr_buf *b);
 
 /* routes.c */
 void publish_on_request(struct kvr_http_conn *c, void *ctx);
-void publish_on_gone(struct kvr_http_conn *c, void *ctx);
-void publish_on_drained(struct kvr_http_conn *c, void *ctx);
 void publish_error_body(struct kvr_buf *out, int status, const char *message);
 
 #endif

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "app/replay/report.h"
 #include "app/replay/texts.h"
 #include "app/replay/workload.h"
 #include "base/log.h"
@@ -285,42 +286,21 @@ static void print_changes(const struct offline *f)
 
 static void put_figures(struct kvr_buf *b, const char *label, const struct sim_result *r, size_t n)
 {
-    kvr_json_open(b, '{');
-    kvr_json_put_str(b, "label", label);
-    for (size_t i = 0; i < KVR_ARRAY_LEN(columns); i++) {
-        kvr_json_key(b, columns[i].key);
-        kvr_json_double(b, sim_figure(r, n, columns[i].m).value);
-    }
-    kvr_json_key(b, "ttft_mean_ms_half_width");
-    kvr_json_double(b, sim_figure(r, n, SIM_TTFT_MEAN).half);
-    kvr_json_key(b, "completed");
-    kvr_json_double(b, sim_figure(r, n, SIM_COMPLETED).value);
-    kvr_json_key(b, "failed");
-    kvr_json_double(b, sim_figure(r, n, SIM_FAILED).value);
-    kvr_json_close(b, '}');
+    kvr_json_printf(b, "{'label':%s", label);
+    for (size_t i = 0; i < KVR_ARRAY_LEN(columns); i++) kvr_json_put_double(b, columns[i].key, sim_figure(r, n, columns[i].m).value);
+    kvr_json_printf(b, "'ttft_mean_ms_half_width':%g,'completed':%g,'failed':%g}", sim_figure(r, n, SIM_TTFT_MEAN).half,
+                    sim_figure(r, n, SIM_COMPLETED).value, sim_figure(r, n, SIM_FAILED).value);
 }
 
 static int write_json(const struct offline *f)
 {
     struct kvr_buf b = {0};
-    FILE *out = fopen(f->o->json, "w");
-    if (!out) return -1;
-    kvr_json_open(&b, '{');
-    kvr_json_put_u64(&b, "seeds", f->c.seeds);
-    kvr_json_put_str(&b, "best", sim_policy_name(f->policies[f->best]));
-    kvr_json_key(&b, "policies");
-    kvr_json_open(&b, '[');
+    kvr_json_printf(&b, "{'seeds':%zu,'best':%s,'policies':[", (size_t)f->c.seeds, sim_policy_name(f->policies[f->best]));
     for (size_t p = 0; p < f->policies_n; p++) put_figures(&b, sim_policy_name(f->policies[p]), sim_results_of(&f->c, p), f->c.seeds);
-    kvr_json_close(&b, ']');
-    kvr_json_key(&b, "changes");
-    kvr_json_open(&b, '[');
+    kvr_json_printf(&b, "],'changes':[");
     for (size_t i = 0; i < CHANGES && f->ours < f->policies_n; i++) put_figures(&b, f->changes[i].name, of_change(f, i), f->c.seeds);
-    kvr_json_close(&b, ']');
-    kvr_json_close(&b, '}');
-    size_t wrote = fwrite(b.data, 1, b.len, out);
-    int rc = fclose(out) || wrote != b.len || b.failed ? -1 : 0;
-    kvr_buf_free(&b);
-    return rc;
+    kvr_json_printf(&b, "]}");
+    return report_write(f->o->json, &b);
 }
 
 /* ---- life -------------------------------------------------------------------------------------------- */

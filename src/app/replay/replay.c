@@ -19,9 +19,11 @@
 #include "base/log.h"
 #include "net/http/http.h"
 #include "net/http/access.h"
+#include "net/http/ending.h"
+#include "net/http/fetch.h"
 #include "wire/sse.h"
 
-enum { ENDPOINTS_MAX = 64 };
+enum { ENDPOINTS_MAX = 64, ADMIN_TIMEOUT_S = 60 };
 
 struct run;
 
@@ -284,12 +286,6 @@ static void on_signal(uv_signal_t *s, int signum)
     pump(r);
 }
 
-static void close_handle(uv_handle_t *h, void *arg)
-{
-    (void)arg;
-    if (!uv_is_closing(h)) uv_close(h, NULL);
-}
-
 static int parse_endpoints(struct run *r)
 {
     for (const char *at = r->o->url, *end; at; at = *end ? end + 1 : NULL) {
@@ -332,9 +328,7 @@ static int run_once(const struct replay_options *o, const char *label, struct re
     report_finish(report, (double)(now_ns() - r.start_ns) / 1e9);
     if (o->progress && r.tty) fprintf(stderr, "\r%79s\r", "");
     kvr_http_client_close(r.client);
-    uv_walk(&r.loop, close_handle, NULL);
-    uv_run(&r.loop, UV_RUN_DEFAULT);
-    uv_loop_close(&r.loop);
+    kvr_loop_end(&r.loop);
     workload_destroy(r.work);
     kvr_json_parser_free(r.json);
     return r.stopped ? 1 : 0;
@@ -342,88 +336,37 @@ static int run_once(const struct replay_options *o, const char *label, struct re
 
 /* ---- compare ----------------------------------------------------------------------------------------- */
 
-struct simple {
-    struct kvr_buf body;
-    int status;
-    bool failed;
-};
-
-static void simple_head(struct kvr_http_call *c, void *ctx, int status, const struct kvr_headers *h, int64_t length)
+/* body NULL: GET. key: a bearer token, or NULL. Returns: the status; 0: no answer. */
+static int request(const char *url, const char *path, const char *body, const char *key, struct kvr_buf *answer)
 {
-    (void)c;
-    (void)h;
-    (void)length;
-    ((struct simple *)ctx)->status = status;
-}
-
-static void simple_body(struct kvr_http_call *c, void *ctx, const char *data, size_t len)
-{
-    (void)c;
-    kvr_buf_add(&((struct simple *)ctx)->body, data, len);
-}
-
-static void simple_done(struct kvr_http_call *c, void *ctx)
-{
-    (void)c;
-    (void)ctx;
-}
-
-static void simple_failed(struct kvr_http_call *c, void *ctx, enum kvr_http_failure why, const char *text)
-{
-    (void)c;
-    (void)why;
-    (void)text;
-    ((struct simple *)ctx)->failed = true;
-}
-
-/* One call on a loop of its own. key: a bearer token, or NULL. Returns: the status, or -1. */
-static int request(const char *url, const char *method, const char *path, const char *body, const char *key, struct kvr_buf *answer)
-{
-    static const struct kvr_http_call_handler h = {simple_head, simple_body, simple_done, simple_failed};
-    struct simple s = {0};
-    struct kvr_endpoint e;
-    struct kvr_http_client *client;
+    char whole[700];
     uv_loop_t loop;
-    char head[1024 + KVR_KEY_MAX];
-    if (kvr_endpoint_parse_any(url, strlen(url), &e)) return -1;
+    struct kvr_http_client *client;
+    struct kvr_fetched got = {0};
+    size_t n = strlen(url);
+    while (n && url[n - 1] == '/') n--;
+    snprintf(whole, sizeof whole, "%.*s%s", (int)KVR_MIN(n, (size_t)600), url, path);
     uv_loop_init(&loop);
-    kvr_http_client_create(&loop, 1, &client);
-    int n =
-        snprintf(head, sizeof head,
-                 "%s %s%s HTTP/1.1\r\nHost: %s\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n%s%s%s\r\n",
-                 method, e.base, path, e.authority, strlen(body), key ? "Authorization: Bearer " : "", key ? key : "", key ? "\r\n" : "");
-    struct kvr_http_call_config cc = {.endpoint = &e,
-                                      .head = head,
-                                      .head_len = (size_t)n,
-                                      .body = kvr_body_copy(body, strlen(body)),
-                                      .connect_timeout_s = 5,
-                                      .handler = &h,
-                                      .ctx = &s};
-    if (!cc.body || !kvr_http_call_start(client, &cc)) s.failed = true;
-    kvr_body_unref(cc.body);
-    uv_run(&loop, UV_RUN_DEFAULT);
-    kvr_http_client_close(client);
-    uv_run(&loop, UV_RUN_DEFAULT);
-    uv_loop_close(&loop);
-    if (answer) *answer = s.body;
-    else kvr_buf_free(&s.body);
-    return s.failed ? -1 : s.status;
+    if (kvr_http_client_create(&loop, 1, &client) == 0) {
+        kvr_http_fetch(&(struct kvr_fetch){&loop, client, whole, body, NULL, key, ADMIN_TIMEOUT_S}, &got);
+        kvr_http_client_close(client);
+    }
+    kvr_loop_end(&loop);
+    int status = got.status;
+    if (answer) kvr_buf_add(answer, got.body.data, got.body.len);
+    kvr_fetched_free(&got);
+    return status;
 }
 
 static int reset_worker(void *ctx, const char *key, size_t key_len, struct kvr_json w)
 {
-    const char *url;
-    size_t len;
-    char copy[512];
+    char url[512];
     (void)ctx;
     (void)key;
     (void)key_len;
-    if (!kvr_json_as_str(kvr_json_get(w, "endpoint"), &url, &len) || len >= sizeof copy) return 0;
-    memcpy(copy, url, len);
-    copy[len] = 0;
+    if (!kvr_json_copy_name(kvr_json_get(w, "endpoint"), url, sizeof url)) return 0;
     for (int i = 0; i < 50; i++) {
-        int status = request(copy, "POST", "/reset_prefix_cache", "", NULL, NULL);
-        if (status != 503) return 0;
+        if (request(url, "/reset_prefix_cache", "", NULL, NULL) != 503) return 0;
         usleep(100000); /* requests that the last run broke off are still running */
     }
     return 0;
@@ -437,16 +380,16 @@ static int prepare_mode(const struct replay_options *o, const char *key, const c
     struct kvr_json_parser *p = kvr_json_parser_new();
     struct kvr_json root;
     snprintf(body, sizeof body, "{\"router_mode\":\"%s\"}", mode);
-    int status = request(o->admin_url, "POST", "/router_mode", body, key, NULL);
+    int status = request(o->admin_url, "/router_mode", body, key, NULL);
     if (status != 200) {
-        if (status < 0) kvr_log_error("kvroute replay: --admin-url: '%s' does not answer", o->admin_url);
+        if (status == 0) kvr_log_error("kvroute replay: --admin-url: '%s' does not answer", o->admin_url);
         else if (status == 401 || status == 403)
             kvr_log_error("kvroute replay: --admin-url: '%s' refuses with status %d; does it need --admin-key-file?", o->admin_url, status);
         else kvr_log_error("kvroute replay: --compare: '%s' is not a router mode; allowed: kv, round-robin, random, least-loaded", mode);
         kvr_json_parser_free(p);
         return 2;
     }
-    if (request(o->admin_url, "GET", "/workers", "", key, &workers) == 200 && p &&
+    if (request(o->admin_url, "/workers", NULL, key, &workers) == 200 && p &&
         kvr_json_parse(p, workers.data, workers.len, &root, NULL) == 0)
         kvr_json_each(root, reset_worker, NULL);
     kvr_buf_free(&workers);

@@ -66,11 +66,7 @@ static void add(struct report *r, struct series *s, double v)
         if (at < SAMPLES_MAX) s->v[at] = v;
         return;
     }
-    if (s->n == s->cap) {
-        s->cap = s->cap ? s->cap * 2 : 1024;
-        s->v = realloc(s->v, s->cap * sizeof *s->v);
-        KVR_ASSERT(s->v != NULL);
-    }
+    KVR_ASSERT(kvr_grow(&s->v, &s->cap, s->n + 1, sizeof *s->v));
     s->v[s->n++] = v;
 }
 
@@ -160,61 +156,53 @@ uint64_t report_failures(const struct report *r)
     return r->failed;
 }
 
+static double per_second(const struct report *r, uint64_t n)
+{
+    return r->wall_s > 0 ? (double)n / r->wall_s : 0;
+}
+
+/* Figure, its title and digits in the table, its key in JSON, and what it is of a report r. */
+/* clang-format off */
+#define FIGURES(X) \
+    X(OK, "requests ok", 0, "successes", (double)r->ok) \
+    X(FAILED, "requests failed", 0, "errors", (double)r->failed) \
+    X(WALL, "wall time, s", 1, "wall_s", r->wall_s) \
+    X(RATE, "requests/s", 1, "requests_per_s", per_second(r, r->ok)) \
+    X(TOKENS, "output tokens/s", 0, "output_tokens_per_s", per_second(r, r->output_tokens)) \
+    X(CACHED, "cached-token ratio, %", 1, "cached_token_ratio_pct", 100 * ratio(r->cached_tokens, r->prompt_tokens)) \
+    X(TTFT_MEAN, "TTFT mean, ms", 1, "ttft_mean_ms", r->ttft.seen ? r->ttft.sum / (double)r->ttft.seen : 0) \
+    X(TTFT50, "TTFT p50, ms", 1, "ttft_p50_ms", percentile(&r->ttft, 0.5)) \
+    X(TTFT90, "TTFT p90, ms", 1, "ttft_p90_ms", percentile(&r->ttft, 0.9)) \
+    X(TTFT99, "TTFT p99, ms", 1, "ttft_p99_ms", percentile(&r->ttft, 0.99)) \
+    X(ITL50, "ITL p50, ms", 2, "itl_p50_ms", percentile(&r->itl, 0.5)) \
+    X(ITL99, "ITL p99, ms", 2, "itl_p99_ms", percentile(&r->itl, 0.99)) \
+    X(E2E50, "E2E p50, ms", 1, "e2e_p50_ms", percentile(&r->e2e, 0.5)) \
+    X(E2E99, "E2E p99, ms", 1, "e2e_p99_ms", percentile(&r->e2e, 0.99))
+/* clang-format on */
+
 enum figure {
-    F_OK,
-    F_FAILED,
-    F_WALL,
-    F_RATE,
-    F_TOKENS,
-    F_CACHED,
-    F_TTFT_MEAN,
-    F_TTFT50,
-    F_TTFT90,
-    F_TTFT99,
-    F_ITL50,
-    F_ITL99,
-    F_E2E50,
-    F_E2E99,
-    FIGURES
+#define FIGURE(name, title, digits, key, value) F_##name,
+    FIGURES(FIGURE)
+#undef FIGURE
+        FIGURE_COUNT
 };
 
 static const struct {
     const char *name, *key;
     int digits;
-} figures[FIGURES] = {
-    {"requests ok", "successes", 0},
-    {"requests failed", "errors", 0},
-    {"wall time, s", "wall_s", 1},
-    {"requests/s", "requests_per_s", 1},
-    {"output tokens/s", "output_tokens_per_s", 0},
-    {"cached-token ratio, %", "cached_token_ratio_pct", 1},
-    {"TTFT mean, ms", "ttft_mean_ms", 1},
-    {"TTFT p50, ms", "ttft_p50_ms", 1},
-    {"TTFT p90, ms", "ttft_p90_ms", 1},
-    {"TTFT p99, ms", "ttft_p99_ms", 1},
-    {"ITL p50, ms", "itl_p50_ms", 2},
-    {"ITL p99, ms", "itl_p99_ms", 2},
-    {"E2E p50, ms", "e2e_p50_ms", 1},
-    {"E2E p99, ms", "e2e_p99_ms", 1},
+} figures[FIGURE_COUNT] = {
+#define FIGURE(name, title, digits, key, value) {title, key, digits},
+    FIGURES(FIGURE)
+#undef FIGURE
 };
 
 static double figure(const struct report *r, enum figure f)
 {
     switch (f) {
-    case F_OK: return (double)r->ok;
-    case F_FAILED: return (double)r->failed;
-    case F_WALL: return r->wall_s;
-    case F_RATE: return r->wall_s > 0 ? (double)r->ok / r->wall_s : 0;
-    case F_TOKENS: return r->wall_s > 0 ? (double)r->output_tokens / r->wall_s : 0;
-    case F_CACHED: return 100 * ratio(r->cached_tokens, r->prompt_tokens);
-    case F_TTFT_MEAN: return r->ttft.seen ? r->ttft.sum / (double)r->ttft.seen : 0;
-    case F_TTFT50: return percentile(&r->ttft, 0.5);
-    case F_TTFT90: return percentile(&r->ttft, 0.9);
-    case F_TTFT99: return percentile(&r->ttft, 0.99);
-    case F_ITL50: return percentile(&r->itl, 0.5);
-    case F_ITL99: return percentile(&r->itl, 0.99);
-    case F_E2E50: return percentile(&r->e2e, 0.5);
-    case F_E2E99: return percentile(&r->e2e, 0.99);
+#define FIGURE(name, title, digits, key, value)                                                                                            \
+    case F_##name: return value;
+        FIGURES(FIGURE)
+#undef FIGURE
     default: return 0;
     }
 }
@@ -239,7 +227,7 @@ void report_print(struct report *const *reports, size_t n)
     for (size_t i = 0; i < n; i++) printf("%16s", reports[i]->label);
     if (n == 2) printf("%12s", "ratio");
     printf("\n");
-    for (enum figure f = 0; f < FIGURES; f++) {
+    for (enum figure f = 0; f < FIGURE_COUNT; f++) {
         printf("%-24s", figures[f].name);
         for (size_t i = 0; i < n; i++) printf("%16.*f", figures[f].digits, figure(reports[i], f));
         if (n == 2 && f > F_FAILED && figure(reports[0], f) > 0) printf("%11.2fx", figure(reports[1], f) / figure(reports[0], f));
@@ -254,52 +242,40 @@ void report_print(struct report *const *reports, size_t n)
     fflush(stdout);
 }
 
-static void put_spread(struct kvr_buf *b, const char *key, const struct spread *s)
+static void put_spread(struct kvr_buf *b, const struct spread *s)
 {
-    char id[32];
-    kvr_json_key(b, key);
-    kvr_json_open(b, '{');
-    for (size_t k = 0; k < s->n; k++) {
-        snprintf(id, sizeof id, "%llu", (unsigned long long)s->workers[k].id);
-        kvr_json_put_u64(b, id, s->workers[k].n);
-    }
-    kvr_json_close(b, '}');
+    for (size_t k = 0; k < s->n; k++) kvr_json_printf(b, "'%ju':%ju", s->workers[k].id, s->workers[k].n);
 }
 
 static void put_report(struct kvr_buf *b, const struct report *r)
 {
-    kvr_json_open(b, '{');
-    kvr_json_key(b, "label");
-    kvr_json_str(b, r->label, strlen(r->label));
-    for (enum figure f = 0; f < FIGURES; f++) {
-        kvr_json_key(b, figures[f].key);
-        kvr_json_double(b, figure(r, f));
-    }
-    kvr_json_put_u64(b, "prompt_tokens", r->prompt_tokens);
-    kvr_json_put_u64(b, "cached_tokens", r->cached_tokens);
-    kvr_json_put_u64(b, "output_tokens", r->output_tokens);
-    kvr_json_put_u64(b, "answers_with_usage", r->with_usage);
-    put_spread(b, "workers", &r->workers);
-    put_spread(b, "prefill_workers", &r->prefill_workers);
-    kvr_json_key(b, "treatments");
-    kvr_json_open(b, '{');
+    kvr_json_printf(b, "{'label':%s", r->label);
+    for (enum figure f = 0; f < FIGURE_COUNT; f++) kvr_json_put_double(b, figures[f].key, figure(r, f));
+    kvr_json_printf(b, "'prompt_tokens':%ju,'cached_tokens':%ju,'output_tokens':%ju,'answers_with_usage':%ju", r->prompt_tokens,
+                    r->cached_tokens, r->output_tokens, r->with_usage);
+    kvr_json_printf(b, "'workers':{");
+    put_spread(b, &r->workers);
+    kvr_json_printf(b, "},'prefill_workers':{");
+    put_spread(b, &r->prefill_workers);
+    kvr_json_printf(b, "},'treatments':{");
     for (size_t k = 0; k < r->treatments_n; k++) kvr_json_put_u64(b, r->treatments[k].name, r->treatments[k].n);
-    kvr_json_close(b, '}');
-    kvr_json_key(b, "first_error");
-    kvr_json_str(b, r->first_error, strlen(r->first_error));
-    kvr_json_close(b, '}');
+    kvr_json_printf(b, "},'first_error':%s}", r->first_error);
 }
 
 int report_write_json(struct report *const *reports, size_t n, const char *path)
 {
     struct kvr_buf b = {0};
-    FILE *f = fopen(path, "w");
-    if (!f) return -1;
     kvr_json_open(&b, '[');
     for (size_t i = 0; i < n; i++) put_report(&b, reports[i]);
     kvr_json_close(&b, ']');
-    size_t wrote = fwrite(b.data, 1, b.len, f);
-    int rc = fclose(f) || wrote != b.len || b.failed ? -1 : 0;
-    kvr_buf_free(&b);
-    return rc;
+    return report_write(path, &b);
+}
+
+int report_write(const char *path, struct kvr_buf *b)
+{
+    FILE *f = b->failed ? NULL : fopen(path, "w");
+    bool wrote = f && fwrite(b->data, 1, b->len, f) == b->len;
+    if (f && fclose(f)) wrote = false;
+    kvr_buf_free(b);
+    return wrote ? 0 : -1;
 }

@@ -8,6 +8,7 @@
 
 #include "wire/openai.h"
 
+struct kvr_buf;
 struct report;
 
 struct outcome {
@@ -30,5 +31,7 @@ uint64_t report_failures(const struct report *r);
 void report_print(struct report *const *reports, size_t n);
 /* Returns: 0, or -1 with errno. */
 int report_write_json(struct report *const *reports, size_t n, const char *path);
+/* The buffer goes. Returns: likewise. */
+int report_write(const char *path, struct kvr_buf *b);
 
 #endif

@@ -30,11 +30,7 @@ struct talks {
 
 static void append(struct session *s, uint32_t token)
 {
-    if (s->n == s->cap) {
-        s->cap = s->cap ? s->cap * 2 : 1024;
-        s->tokens = realloc(s->tokens, s->cap * sizeof *s->tokens);
-        KVR_ASSERT(s->tokens != NULL);
-    }
+    KVR_ASSERT(kvr_grow(&s->tokens, &s->cap, s->n + 1, sizeof *s->tokens));
     s->tokens[s->n++] = token;
 }
 

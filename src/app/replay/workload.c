@@ -27,11 +27,7 @@ struct workload {
 
 static void push_turn(struct workload *w, struct traffic_request rq)
 {
-    if (w->turns_n == w->turns_cap) {
-        w->turns_cap = w->turns_cap ? 2 * w->turns_cap : 64;
-        w->turns = realloc(w->turns, w->turns_cap * sizeof *w->turns);
-        KVR_ASSERT(w->turns != NULL);
-    }
+    KVR_ASSERT(kvr_grow(&w->turns, &w->turns_cap, w->turns_n + 1, sizeof *w->turns));
     size_t at = w->turns_n++;
     for (; at > 0 && rq.arrival_ns < w->turns[(at - 1) / 2].arrival_ns; at = (at - 1) / 2) w->turns[at] = w->turns[(at - 1) / 2];
     w->turns[at] = rq;
@@ -256,15 +252,8 @@ void workload_body(const struct replay_options *o, const struct traffic_request 
     kvr_json_open(b, '{');
     if (o->model) kvr_json_put_str(b, "model", o->model);
     kvr_json_put_u64(b, "max_tokens", rq->output);
-    kvr_json_key(b, "ignore_eos");
-    kvr_json_bool(b, true);
-    if (o->stream) {
-        kvr_json_key(b, "stream");
-        kvr_json_bool(b, true);
-        kvr_json_key(b, "stream_options");
-        kvr_buf_str(b, "{\"include_usage\":true}");
-        b->comma = true;
-    }
+    kvr_json_printf(b, "'ignore_eos':true");
+    if (o->stream) kvr_json_printf(b, "'stream':true,'stream_options':{'include_usage':true}");
     if (!rq->text) kvr_json_key(b, "prompt");
     if (rq->text) {
         kvr_buf_str(b, ",");
@@ -272,9 +261,7 @@ void workload_body(const struct replay_options *o, const struct traffic_request 
     } else if (o->prompts == REPLAY_TEXT) {
         put_text(b, rq);
     } else {
-        kvr_json_open(b, '[');
-        for (size_t k = 0; k < rq->tokens_n; k++) kvr_json_u64(b, rq->tokens[k]);
-        kvr_json_close(b, ']');
+        kvr_json_u32s(b, rq->tokens, rq->tokens_n);
     }
     kvr_json_close(b, '}');
 }

@@ -5,7 +5,6 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
-#include <pthread.h>
 #include <string.h>
 #include <strings.h>
 #include <unistd.h>
@@ -31,25 +30,10 @@ void kvr_keys_free(char **keys)
     free(keys);
 }
 
-/* Takes the list apart when it fails. */
-static char **key_add(char **keys, size_t n, const char *line)
-{
-    char **more = realloc(keys, (n + 2) * sizeof *more);
-    if (!more) {
-        kvr_keys_free(keys);
-        return NULL;
-    }
-    more[n] = strdup(line);
-    more[n + 1] = NULL;
-    if (more[n]) return more;
-    kvr_keys_free(more);
-    return NULL;
-}
-
 char **kvr_keys_read(const char *path, char *err, size_t cap)
 {
     char line[KVR_KEY_MAX], **keys = NULL;
-    size_t n = 0;
+    size_t n = 0, room = 0;
     FILE *f = fopen(path, "re");
     if (!f) {
         snprintf(err, cap, "no key in '%.200s': %s; allowed: a readable file with one key a line", path, strerror(errno));
@@ -60,14 +44,14 @@ char **kvr_keys_read(const char *path, char *err, size_t cap)
         size_t len = strcspn(line, "\r\n");
         bool whole = line[len] || feof(f);
         line[len] = 0;
-        if (!whole) {
-            snprintf(err, cap, "a line of '%.200s' is too long; allowed: keys of at most %d bytes", path, KVR_KEY_MAX - 2);
+        if (!whole) snprintf(err, cap, "a line of '%.200s' is too long; allowed: keys of at most %d bytes", path, KVR_KEY_MAX - 2);
+        if (whole && (!len || line[0] == '#')) continue;
+        if (!whole || !kvr_grow(&keys, &room, n + 2, sizeof *keys) || !(keys[n] = strdup(line))) {
             kvr_keys_free(keys);
             keys = NULL;
             break;
         }
-        if (!len || line[0] == '#') continue;
-        if (!(keys = key_add(keys, n++, line))) break;
+        keys[++n] = NULL;
     }
     fclose(f);
     return keys;
@@ -101,11 +85,6 @@ bool kvr_access_has_keys(const struct kvr_access *a)
 }
 
 /* ---- names ------------------------------------------------------------------------------------------- */
-
-static bool same_name(struct kvr_text a, const char *b)
-{
-    return kvr_text_is_nocase(a, b);
-}
 
 /* The name in "name[:port]" or "[v6]:port", without brackets and the dot of the root; false: it is none. */
 static bool host_of(struct kvr_text authority, struct kvr_text *out)
@@ -145,7 +124,7 @@ static bool is_configured(const struct kvr_access *a, struct kvr_text host)
     for (size_t i = 0; i < a->hosts_n; i++) {
         const char *h = a->hosts[i];
         size_t n = strlen(h);
-        if (h[0] != '.' && same_name(host, h)) return true;
+        if (h[0] != '.' && kvr_text_is_nocase(host, h)) return true;
         if (h[0] == '.' && host.len > n && strncasecmp(host.ptr + host.len - n, h, n) == 0) return true;
     }
     return false;
@@ -156,8 +135,8 @@ static bool is_own_name(struct kvr_text host)
     static const char *const loopback[] = {"localhost", "ip6-localhost", "ip6-loopback"};
     char name[256] = "";
     for (size_t i = 0; i < KVR_ARRAY_LEN(loopback); i++)
-        if (same_name(host, loopback[i])) return true;
-    return gethostname(name, sizeof name - 1) == 0 && same_name(host, name);
+        if (kvr_text_is_nocase(host, loopback[i])) return true;
+    return gethostname(name, sizeof name - 1) == 0 && kvr_text_is_nocase(host, name);
 }
 
 static bool is_known_host(const struct kvr_access *a, struct kvr_text authority)
@@ -166,8 +145,8 @@ static bool is_known_host(const struct kvr_access *a, struct kvr_text authority)
     for (size_t i = 0; i < a->hosts_n; i++)
         if (strcmp(a->hosts[i], "*") == 0) return true;
     if (!host_of(authority, &host)) return false;
-    return is_address(host) || is_own_name(host) || (a->bind && same_name(host, a->bind)) ||
-           (a->advertised && same_name(host, a->advertised)) || is_configured(a, host);
+    return is_address(host) || is_own_name(host) || (a->bind && kvr_text_is_nocase(host, a->bind)) ||
+           (a->advertised && kvr_text_is_nocase(host, a->advertised)) || is_configured(a, host);
 }
 
 /* The port behind a host, or that of the scheme. */

@@ -116,7 +116,8 @@ static void send_plain(struct kvr_http_conn *c, uv_buf_t *bufs, unsigned n)
     kvr__answer_flush_tls(c);
 }
 
-void kvr__answer_send(struct kvr_http_conn *c, const uv_buf_t *bufs, unsigned n)
+/* Up to BUFS_MAX. */
+static void answer_send(struct kvr_http_conn *c, const uv_buf_t *bufs, unsigned n)
 {
     uv_buf_t all[1 + BUFS_MAX] = {kvr__buf_of(c->held.data, c->held.len)};
     unsigned held = c->held.len > 0;
@@ -130,7 +131,7 @@ void kvr__answer_send(struct kvr_http_conn *c, const uv_buf_t *bufs, unsigned n)
 void kvr__answer_continue(struct kvr_http_conn *c)
 {
     uv_buf_t b = kvr__buf_of("HTTP/1.1 100 Continue\r\n\r\n", 25);
-    kvr__answer_send(c, &b, 1);
+    answer_send(c, &b, 1);
 }
 
 /* An interim answer, which clients of HTTP/1.1 pass over (RFC 9110, 15.2); or the first digit of the next chunk's size, or of the last
@@ -139,7 +140,7 @@ bool kvr__answer_probe(struct kvr_http_conn *c)
 {
     uv_buf_t zero = kvr__buf_of("0", 1);
     if (c->request.minor == 0 || (c->answer_started && !c->chunked)) return false;
-    if (c->answer_started) kvr__answer_send(c, &zero, 1);
+    if (c->answer_started) answer_send(c, &zero, 1);
     else kvr__answer_continue(c);
     return true;
 }
@@ -174,7 +175,7 @@ static void start_with(struct kvr_http_conn *c, int status, const char *headers,
         kvr__buf_of(framing, (size_t)b), kvr__buf_of(end, strlen(end)),     kvr__buf_of(body, body_len)};
     unsigned n = body_len ? 6 : 5;
     for (unsigned i = 0; hold && i < n; i++) kvr_buf_add(&c->held, bufs[i].base, bufs[i].len);
-    if (!hold) kvr__answer_send(c, bufs, n);
+    if (!hold) answer_send(c, bufs, n);
     kvr_buf_free(&always);
 }
 
@@ -191,7 +192,7 @@ void kvr_http_start_held(struct kvr_http_conn *c, int status, const char *header
 /* A head that still waits. */
 static void send_held(struct kvr_http_conn *c)
 {
-    if (c->held.len || c->held.failed) kvr__answer_send(c, NULL, 0);
+    if (c->held.len || c->held.failed) answer_send(c, NULL, 0);
 }
 
 size_t kvr_http_write(struct kvr_http_conn *c, const char *data, size_t len)
@@ -202,14 +203,14 @@ size_t kvr_http_write(struct kvr_http_conn *c, const char *data, size_t len)
     if (c->chunked) {
         int n = snprintf(size, sizeof size, "%zx\r\n", len);
         uv_buf_t bufs[] = {kvr__buf_of(size, (size_t)n), kvr__buf_of(data, len), kvr__buf_of("\r\n", 2)};
-        kvr__answer_send(c, bufs, 3);
+        answer_send(c, bufs, 3);
     } else if (c->left != 0) {
         if (c->left > 0) {
             len = KVR_MIN(len, (size_t)c->left);
             c->left -= (int64_t)len;
         }
         uv_buf_t b = kvr__buf_of(data, len);
-        kvr__answer_send(c, &b, 1);
+        answer_send(c, &b, 1);
     }
     return c->queued;
 }
@@ -248,7 +249,7 @@ void kvr_http_end(struct kvr_http_conn *c)
     KVR_ASSERT(c->answering);
     if (c->chunked) {
         uv_buf_t b = kvr__buf_of("0\r\n\r\n", 5);
-        kvr__answer_send(c, &b, 1);
+        answer_send(c, &b, 1);
     } else {
         send_held(c);
         if (c->left > 0) c->keep_alive = false; /* shorter than announced: the client must notice */
@@ -288,11 +289,6 @@ void kvr_http_reply_buf(struct kvr_http_conn *c, int status, const char *content
     kvr_buf_free(body);
 }
 
-void kvr_http_close_after(struct kvr_http_conn *c)
-{
-    c->keep_alive = false;
-}
-
 void kvr__answer_refuse(struct kvr_http_conn *c, int status, const char *message)
 {
     struct kvr_buf body = {0};
@@ -307,8 +303,5 @@ void kvr__answer_refuse(struct kvr_http_conn *c, int status, const char *message
         c->server->config.on_refused(c, status, c->server->config.handler.ctx);
     }
     if (c->server->config.handler.error_body) c->server->config.handler.error_body(&body, status, message);
-    if (status == 413) c->server->stats.too_large++;
-    else if (status == 408) c->server->stats.timeouts++;
-    else c->server->stats.bad_requests++;
     kvr_http_reply_buf(c, status, "application/json", status == 503 || status == 429 ? "Retry-After: 1\r\n" : NULL, &body);
 }

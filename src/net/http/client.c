@@ -57,7 +57,7 @@ struct peer { /* one connection */
     unsigned interim; /* answers 1xx before this one */
     const char *bad;  /* why an answer is refused */
     bool head_over;   /* of an interim answer: another head follows */
-    bool reused, got_bytes, in_value, writing, resolving, in_callback, done;
+    bool reused, got_bytes, writing, resolving, in_callback, done;
 };
 
 struct kvr_http_call {
@@ -65,6 +65,7 @@ struct kvr_http_call {
     struct kvr_endpoint endpoint;
     struct kvr_body *head;
     struct peer *peer;
+    int status; /* of the answer; 0: not there yet */
     bool paused, retried, let_go;
     uint64_t connecting_ns, connect_ns; /* when it began to connect, and how long that took; 0: it did not */
 };
@@ -172,7 +173,7 @@ static void call_failed(struct peer *p, enum kvr_http_failure why, const char *t
         }
     }
     call->peer = NULL;
-    call->config.handler->on_failed(call, call->config.ctx, why, text);
+    if (call->config.handler->on_failed) call->config.handler->on_failed(call, call->config.ctx, why, text);
     call_free(call);
 }
 
@@ -212,26 +213,19 @@ static int no_room(struct peer *p)
 static int on_field(llhttp_t *l, const char *at, size_t len)
 {
     struct peer *p = peer_of(l);
-    bool fresh = p->in_value || p->headers.n == 0;
     if (p->framing.trailer) return 0; /* dropped: they come after the head has been used */
-    p->in_value = false;
-    return kvr__headers_name(&p->headers, at, len, fresh) ? no_room(p) : 0;
+    return kvr__headers_name(&p->headers, at, len) ? no_room(p) : 0;
 }
 
 static int on_value(llhttp_t *l, const char *at, size_t len)
 {
     struct peer *p = peer_of(l);
-    bool fresh = !p->in_value;
-    if (p->framing.trailer) return 0;
-    p->in_value = true;
-    return kvr__headers_value(&p->headers, at, len, fresh) ? no_room(p) : 0;
+    return !p->framing.trailer && kvr__headers_value(&p->headers, at, len) ? no_room(p) : 0;
 }
 
 static int on_begin(llhttp_t *l)
 {
-    struct peer *p = peer_of(l);
-    kvr__headers_reset(&p->headers);
-    p->in_value = false;
+    kvr__headers_reset(&peer_of(l)->headers);
     return 0;
 }
 
@@ -268,7 +262,8 @@ static int on_head(llhttp_t *l)
     bool no_body = call->config.is_head || l->status_code == 204 || l->status_code == 304;
     if (l->flags & F_CHUNKED && !no_body) kvr__framing_chunks(&p->framing);
     forget_request(call);
-    call->config.handler->on_head(call, call->config.ctx, l->status_code, &p->headers, length);
+    call->status = l->status_code;
+    if (call->config.handler->on_head) call->config.handler->on_head(call, call->config.ctx, l->status_code, &p->headers, length);
     return no_body ? 1 : 0;
 }
 
@@ -276,7 +271,7 @@ static int on_body(llhttp_t *l, const char *at, size_t len)
 {
     struct peer *p = peer_of(l);
     if (!p->call) return HPE_USER; /* cancelled by the handler in this very read */
-    p->call->config.handler->on_body(p->call, p->call->config.ctx, at, len);
+    if (p->call->config.handler->on_body) p->call->config.handler->on_body(p->call, p->call->config.ctx, at, len);
     return 0;
 }
 
@@ -302,7 +297,7 @@ static void finish(struct peer *p, bool keep)
     }
     if (!call) return;
     call->peer = NULL;
-    call->config.handler->on_done(call, call->config.ctx);
+    if (call->config.handler->on_done) call->config.handler->on_done(call, call->config.ctx);
     call_free(call);
 }
 
@@ -560,7 +555,7 @@ static int send_request(struct peer *p)
 {
     const struct kvr_http_call *call = p->call;
     p->state = RECEIVING;
-    p->got_bytes = p->done = p->in_value = p->head_over = false;
+    p->got_bytes = p->done = p->head_over = false;
     p->interim = 0;
     p->bad = NULL;
     kvr__framing_begin(&p->framing, KVR__ANSWERS);
@@ -755,38 +750,7 @@ void kvr_http_call_cancel(struct kvr_http_call *call)
 
 /* ---- calls that nobody waits for any more ------------------------------------------------------------ */
 
-static void drop_head(struct kvr_http_call *call, void *ctx, int status, const struct kvr_headers *headers, int64_t length)
-{
-    (void)call;
-    (void)ctx;
-    (void)status;
-    (void)headers;
-    (void)length;
-}
-
-static void drop_body(struct kvr_http_call *call, void *ctx, const char *data, size_t len)
-{
-    (void)call;
-    (void)ctx;
-    (void)data;
-    (void)len;
-}
-
-static void drop_end(struct kvr_http_call *call, void *ctx)
-{
-    (void)call;
-    (void)ctx;
-}
-
-static void drop_failure(struct kvr_http_call *call, void *ctx, enum kvr_http_failure why, const char *text)
-{
-    (void)call;
-    (void)ctx;
-    (void)why;
-    (void)text;
-}
-
-static const struct kvr_http_call_handler dropping = {drop_head, drop_body, drop_end, drop_failure};
+static const struct kvr_http_call_handler dropping;
 
 static void on_let_go_timeout(uv_timer_t *t)
 {
@@ -865,11 +829,6 @@ void kvr_http_client_open_max(struct kvr_http_client *c, size_t n)
     c->open_max = n;
 }
 
-size_t kvr_http_client_idle(const struct kvr_http_client *c)
-{
-    return c->idle_n;
-}
-
 static void on_client_closed(uv_handle_t *h)
 {
     struct kvr_http_client *c = h->data;
@@ -895,4 +854,9 @@ void kvr_http_client_close(struct kvr_http_client *c)
 uint64_t kvr_http_call_connect_ns(const struct kvr_http_call *call)
 {
     return call->connect_ns;
+}
+
+int kvr_http_call_status(const struct kvr_http_call *call)
+{
+    return call->status;
 }

@@ -70,23 +70,19 @@ void kvr_headers_free(struct kvr_headers *h)
 void kvr__headers_reset(struct kvr_headers *h)
 {
     h->n = 0;
-    h->text.len = 0;
-    h->text.failed = false;
+    h->in_value = false;
+    kvr_buf_reset(&h->text);
 }
 
-int kvr__headers_name(struct kvr_headers *h, const char *at, size_t len, bool fresh)
+int kvr__headers_name(struct kvr_headers *h, const char *at, size_t len)
 {
+    bool fresh = h->in_value || h->n == 0;
+    h->in_value = false;
     if (h->text.len + len > KVR_HTTP_HEAD_MAX) return -1;
     if (fresh) {
         if (h->n == KVR_HTTP_HEADERS_MAX) return -1;
-        if (h->n == h->cap) {
-            size_t cap = h->cap ? h->cap * 2 : 16;
-            struct kvr_header *list = realloc(h->list, cap * sizeof *list);
-            if (!list) h->text.failed = true;
-            if (!list) return -1;
-            h->list = list;
-            h->cap = cap;
-        }
+        h->text.failed |= !kvr_grow(&h->list, &h->cap, h->n + 1, sizeof *h->list);
+        if (h->text.failed) return -1;
         h->list[h->n++] = (struct kvr_header){.name_at = (uint32_t)h->text.len};
     }
     kvr_buf_add(&h->text, at, len);
@@ -94,8 +90,10 @@ int kvr__headers_name(struct kvr_headers *h, const char *at, size_t len, bool fr
     return h->text.failed ? -1 : 0;
 }
 
-int kvr__headers_value(struct kvr_headers *h, const char *at, size_t len, bool fresh)
+int kvr__headers_value(struct kvr_headers *h, const char *at, size_t len)
 {
+    bool fresh = !h->in_value;
+    h->in_value = true;
     if (h->n == 0 || h->text.len + len > KVR_HTTP_HEAD_MAX) return -1;
     struct kvr_header *last = &h->list[h->n - 1];
     if (fresh) last->value_at = (uint32_t)h->text.len;

@@ -78,3 +78,16 @@ void kvr_ending_tell(const struct kvr_ending *e, struct kvr_http_shared *const *
         kvr_log("%s: stopped: %llu answers finished since the end began, %llu cut off", e->config.program, (unsigned long long)finished,
                 (unsigned long long)cut);
 }
+
+static void close_handle(uv_handle_t *h, void *arg)
+{
+    (void)arg;
+    if (!uv_is_closing(h)) uv_close(h, NULL);
+}
+
+void kvr_loop_end(uv_loop_t *loop)
+{
+    uv_walk(loop, close_handle, NULL);
+    uv_run(loop, UV_RUN_DEFAULT);
+    uv_loop_close(loop);
+}

@@ -15,7 +15,6 @@ struct kvr_engine_ask {
     enum kvr_survey_step step;
     struct kvr_http_call *call;
     uv_timer_t timeout;
-    int status;
     size_t bytes;
     struct kvr_prom_reader reader;
     struct kvr_buf body;
@@ -41,10 +40,10 @@ void kvr_engine_ask_cancel(struct kvr_engine_ask *a)
 
 /* ---- the answers -------------------------------------------------------------------------------------------------- */
 
-static void take_answer(struct kvr_engine_ask *a)
+static void take_answer(struct kvr_engine_ask *a, int status)
 {
     if (a->step == KVR_SURVEY_METRICS) kvr_prom_end(&a->reader);
-    else kvr_survey_answer(&a->facts, a->step, a->status, a->config.json, a->body.data ? a->body.data : "", a->body.len);
+    else kvr_survey_answer(&a->facts, a->step, status, a->config.json, a->body.data ? a->body.data : "", a->body.len);
 }
 
 static void go_on(struct kvr_engine_ask *a)
@@ -64,14 +63,6 @@ static void give_up(struct kvr_engine_ask *a, const char *why)
     a->config.fn(a->config.ctx, NULL, why);
 }
 
-static void on_head(struct kvr_http_call *call, void *ctx, int status, const struct kvr_headers *h, int64_t length)
-{
-    (void)call;
-    (void)h;
-    (void)length;
-    ((struct kvr_engine_ask *)ctx)->status = status;
-}
-
 static void on_body(struct kvr_http_call *call, void *ctx, const char *data, size_t len)
 {
     struct kvr_engine_ask *a = ctx;
@@ -82,7 +73,7 @@ static void on_body(struct kvr_http_call *call, void *ctx, const char *data, siz
         go_on(a);
     } else if (a->step != KVR_SURVEY_METRICS) {
         kvr_buf_add(&a->body, data, len);
-    } else if (a->status == 200) {
+    } else if (kvr_http_call_status(call) == 200) {
         kvr_prom_feed(&a->reader, data, len);
     }
 }
@@ -90,9 +81,8 @@ static void on_body(struct kvr_http_call *call, void *ctx, const char *data, siz
 static void on_done(struct kvr_http_call *call, void *ctx)
 {
     struct kvr_engine_ask *a = ctx;
-    (void)call;
     a->call = NULL;
-    take_answer(a);
+    take_answer(a, kvr_http_call_status(call));
     go_on(a);
 }
 
@@ -110,7 +100,7 @@ static void on_timeout(uv_timer_t *t)
     give_up(t->data, "no whole answer in time");
 }
 
-static const struct kvr_http_call_handler handler = {on_head, on_body, on_done, on_failed};
+static const struct kvr_http_call_handler handler = {NULL, on_body, on_done, on_failed};
 
 /* ---- the questions ------------------------------------------------------------------------------------------------ */
 
@@ -145,7 +135,6 @@ static void ask(struct kvr_engine_ask *a)
                                       .connect_timeout_s = a->config.connect_timeout_s,
                                       .handler = &handler,
                                       .ctx = a};
-    a->status = 0;
     a->bytes = 0;
     a->body.len = 0;
     a->call = head.failed || (a->step == KVR_SURVEY_RANKS && !body) ? NULL : kvr_http_call_start(a->config.client, &cc);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A request that blocks its caller: the loop runs until the answer or the time-out is there (net/http/fetch.h). */
 #include "net/http/fetch.h"
+#include "net/http/internal.h"
 
 #include <string.h>
 
@@ -17,19 +18,8 @@ static void on_head(struct kvr_http_call *call, void *ctx, int status, const str
     r->out->status = status;
     for (size_t i = 0; i < headers->n; i++) {
         struct kvr_text name = kvr_headers_name(headers, i), value = kvr_headers_value(headers, i);
-        struct kvr_headers *h = &r->out->headers;
-        if (h->n == h->cap) {
-            size_t cap = h->cap ? h->cap * 2 : 16;
-            struct kvr_header *p = realloc(h->list, cap * sizeof *p);
-            if (!p) h->text.failed = true;
-            if (!p) return;
-            h->list = p;
-            h->cap = cap;
-        }
-        struct kvr_header *to = &h->list[h->n++];
-        *to = (struct kvr_header){(uint32_t)h->text.len, (uint32_t)name.len, (uint32_t)(h->text.len + name.len), (uint32_t)value.len};
-        kvr_buf_add(&h->text, name.ptr, name.len);
-        kvr_buf_add(&h->text, value.ptr, value.len);
+        (void)kvr__headers_name(&r->out->headers, name.ptr, name.len); /* a failure shows in the end */
+        (void)kvr__headers_value(&r->out->headers, value.ptr, value.len);
     }
 }
 

@@ -44,6 +44,7 @@ struct kvr_headers {
     struct kvr_buf text;
     struct kvr_header *list;
     size_t n, cap;
+    bool in_value; /* while they come: the last piece was of a value */
 };
 
 struct kvr_text {
@@ -178,8 +179,7 @@ struct kvr_http_server_config {
 };
 
 struct kvr_http_server_stats {
-    uint64_t connections, bad_requests, too_large, timeouts, requests;
-    size_t open;
+    size_t open; /* connections */
     size_t owed; /* of the open ones: something is still to be said on them */
 };
 
@@ -254,8 +254,6 @@ void kvr_http_abort(struct kvr_http_conn *c);
 void kvr_http_reply(struct kvr_http_conn *c, int status, const char *content_type, const char *extra_headers, const char *body, size_t len);
 /* The same of a buffer, which is emptied and freed; one that has failed is answered with 503. */
 void kvr_http_reply_buf(struct kvr_http_conn *c, int status, const char *content_type, const char *extra_headers, struct kvr_buf *body);
-/* A connection that is being answered does not take another request afterwards. */
-void kvr_http_close_after(struct kvr_http_conn *c);
 const char *kvr_http_reason(int status);
 
 /* ---- client ------------------------------------------------------------------------------------------ */
@@ -290,6 +288,7 @@ enum kvr_http_failure {
     KVR_HTTP_BAD_ANSWER
 };
 
+/* Any may be NULL. */
 struct kvr_http_call_handler {
     void (*on_head)(struct kvr_http_call *call, void *ctx, int status, const struct kvr_headers *headers, int64_t length);
     void (*on_body)(struct kvr_http_call *call, void *ctx, const char *data, size_t len);
@@ -317,7 +316,6 @@ void kvr_http_client_count_reopened(struct kvr_http_client *c, _Atomic uint64_t 
 void kvr_http_client_close(struct kvr_http_client *c);
 /* With so many connections open a kept one is closed for each new one. Connections in use are never refused. 0, as at first: no limit. */
 void kvr_http_client_open_max(struct kvr_http_client *c, size_t n);
-size_t kvr_http_client_idle(const struct kvr_http_client *c);
 
 /* Never calls back before it returns. Returns: the call or NULL when memory is short. A pooled connection that
  * turns out to be closed by the peer is replaced by a fresh one without telling, once. */
@@ -331,5 +329,6 @@ void kvr_http_call_pause(struct kvr_http_call *call);
 void kvr_http_call_resume(struct kvr_http_call *call);
 /* How long the name, the connection and TLS took; 0: a connection that was there already, or none yet. */
 uint64_t kvr_http_call_connect_ns(const struct kvr_http_call *call);
+int kvr_http_call_status(const struct kvr_http_call *call); /* of the answer; 0: its head is not there yet */
 
 #endif

@@ -43,9 +43,9 @@ long kvr__framing_scan(struct kvr__framing *f, const char *data, size_t len);
 /* ---- headers ----------------------------------------------------------------------------------------- */
 
 void kvr__headers_reset(struct kvr_headers *h);
-/* `fresh`: the first piece. Returns: 0, or -1 over a limit or, with h->text.failed, without memory. */
-int kvr__headers_name(struct kvr_headers *h, const char *at, size_t len, bool fresh);
-int kvr__headers_value(struct kvr_headers *h, const char *at, size_t len, bool fresh);
+/* A piece of a name, or of its value. Returns: 0, or -1 over a limit or, with h->text.failed, without memory. */
+int kvr__headers_name(struct kvr_headers *h, const char *at, size_t len);
+int kvr__headers_value(struct kvr_headers *h, const char *at, size_t len);
 size_t kvr__headers_count(const struct kvr_headers *h, const char *name);
 /* Do the headers frame a body in a way that we understand? *chunked: by chunks. Returns: 0, or the status that says why not. */
 int kvr__headers_framing(const struct kvr_headers *h, bool *chunked);

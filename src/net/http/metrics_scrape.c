@@ -8,7 +8,6 @@ struct kvr_scrape {
     struct kvr_scrape_config config;
     struct kvr_http_call *call;
     uv_timer_t timer;
-    int status;
     size_t bytes;
     struct kvr_prom_reader reader;
     struct kvr_engine_loads loads;
@@ -32,31 +31,21 @@ static void end(struct kvr_scrape *s, const char *error)
     s->config.fn(s->config.ctx, error ? NULL : &s->loads, error);
 }
 
-static void on_head(struct kvr_http_call *call, void *ctx, int status, const struct kvr_headers *h, int64_t length)
-{
-    (void)call;
-    (void)h;
-    (void)length;
-    ((struct kvr_scrape *)ctx)->status = status;
-}
-
 static void on_body(struct kvr_http_call *call, void *ctx, const char *data, size_t len)
 {
     struct kvr_scrape *s = ctx;
-    (void)call;
     s->bytes += len;
     if (s->bytes > KVR_SCRAPE_BODY_MAX) end(s, "the answer is longer than 4 MiB");
-    else if (s->status == 200) kvr_prom_feed(&s->reader, data, len);
+    else if (kvr_http_call_status(call) == 200) kvr_prom_feed(&s->reader, data, len);
 }
 
 static void on_done(struct kvr_http_call *call, void *ctx)
 {
     struct kvr_scrape *s = ctx;
-    (void)call;
     s->call = NULL;
     kvr_prom_end(&s->reader);
     s->loads.bad_lines = s->reader.malformed;
-    if (s->status != 200) end(s, "the answer is not 200");
+    if (kvr_http_call_status(call) != 200) end(s, "the answer is not 200");
     else end(s, s->loads.n ? NULL : "the answer has no figure that is known here");
 }
 
@@ -74,7 +63,7 @@ static void on_timeout(uv_timer_t *t)
     end(t->data, "no whole answer in time");
 }
 
-static const struct kvr_http_call_handler handler = {on_head, on_body, on_done, on_failed};
+static const struct kvr_http_call_handler handler = {NULL, on_body, on_done, on_failed};
 
 int kvr_scrape_start(const struct kvr_scrape_config *config, struct kvr_scrape **out)
 {
@@ -84,9 +73,8 @@ int kvr_scrape_start(const struct kvr_scrape_config *config, struct kvr_scrape *
     kvr_endpoint_trust(&e, config->tls_peer);
     struct kvr_scrape *s = calloc(1, sizeof *s);
     if (!s) return -KVR_ENOMEM;
-    bool v6 = strchr(e.host, ':') != NULL;
-    int n = snprintf(head, sizeof head, "GET %s HTTP/1.1\r\nHost: %s%s%s:%u\r\nAccept: text/plain\r\n\r\n", e.base[0] ? e.base : "/metrics",
-                     v6 ? "[" : "", e.host, v6 ? "]" : "", e.port);
+    int n = snprintf(head, sizeof head, "GET %s HTTP/1.1\r\nHost: %s\r\nAccept: text/plain\r\n\r\n", e.base[0] ? e.base : "/metrics",
+                     e.authority);
     s->config = *config;
     s->config.url = NULL;
     s->reader.fn = kvr_engine_loads_sample;

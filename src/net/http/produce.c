@@ -165,9 +165,10 @@ int kvr_produce_start(const struct kvr_produce_config *config)
     return 0;
 }
 
-void kvr_produce_on_gone(struct kvr_http_conn *conn)
+void kvr_produce_on_gone(struct kvr_http_conn *conn, void *ctx)
 {
     struct kvr_producer *d = kvr_http_conn_user(conn);
+    (void)ctx;
     if (!d) return;
     kvr_lock(&d->lock);
     d->gone = true;
@@ -176,9 +177,10 @@ void kvr_produce_on_gone(struct kvr_http_conn *conn)
     uv_async_send(&d->async);
 }
 
-void kvr_produce_on_drained(struct kvr_http_conn *conn)
+void kvr_produce_on_drained(struct kvr_http_conn *conn, void *ctx)
 {
     struct kvr_producer *d = kvr_http_conn_user(conn);
+    (void)ctx;
     if (!d) return;
     kvr_lock(&d->lock);
     d->full = false;

@@ -6,7 +6,7 @@
  *
  *     loop: kvr_produce_start --> thread: fn writes pieces (kvr_produce) --> loop: sends them --> on_over
  *
- * The connection's user pointer belongs to the producer until on_over; the server's on_gone and on_drained handlers call the
+ * The connection's user pointer belongs to the producer until on_over; the server's on_gone and on_drained handlers are, or call, the
  * functions of that name below.
  */
 #ifndef KVR_NET_HTTP_PRODUCE_H
@@ -35,8 +35,8 @@ int kvr_produce_start(const struct kvr_produce_config *config);
 /* Hands the buffer's content over and empties it. Returns: 0, or non-zero when the answer is of no use any more. */
 int kvr_produce(struct kvr_producer *p, struct kvr_buf *b);
 
-/* Of a connection whose user pointer is NULL or a producer. */
-void kvr_produce_on_gone(struct kvr_http_conn *conn);
-void kvr_produce_on_drained(struct kvr_http_conn *conn);
+/* Handlers of a server (ctx: any), for a connection whose user pointer is NULL or a producer. */
+void kvr_produce_on_gone(struct kvr_http_conn *conn, void *ctx);
+void kvr_produce_on_drained(struct kvr_http_conn *conn, void *ctx);
 
 #endif

@@ -45,7 +45,7 @@ void kvr__request_begin(struct kvr_http_conn *c)
     kvr_buf_free(&c->target);
     c->request = (struct kvr_http_request){0};
     kvr__framing_begin(&c->framing, KVR__REQUESTS);
-    c->in_value = c->started_message = c->took_all = false;
+    c->started_message = c->took_all = false;
     c->message_ms = kvr__clock_ms();
     c->fail_status = 0;
 }
@@ -150,19 +150,13 @@ static bool is_trailer(const struct kvr_http_conn *c)
 static int on_field(llhttp_t *p, const char *at, size_t len)
 {
     struct kvr_http_conn *c = conn_of(p);
-    bool fresh = c->in_value || c->headers.n == 0;
-    if (is_trailer(c)) return 0;
-    c->in_value = false;
-    return kvr__headers_name(&c->headers, at, len, fresh) ? headers_failed(c) : 0;
+    return !is_trailer(c) && kvr__headers_name(&c->headers, at, len) ? headers_failed(c) : 0;
 }
 
 static int on_value(llhttp_t *p, const char *at, size_t len)
 {
     struct kvr_http_conn *c = conn_of(p);
-    bool fresh = !c->in_value;
-    if (is_trailer(c)) return 0;
-    c->in_value = true;
-    return kvr__headers_value(&c->headers, at, len, fresh) ? headers_failed(c) : 0;
+    return !is_trailer(c) && kvr__headers_value(&c->headers, at, len) ? headers_failed(c) : 0;
 }
 
 /* An absolute target ("GET http://host/path") is turned into its origin form; its host may not differ from Host, or somebody
@@ -339,7 +333,6 @@ static void dispatch(struct kvr_http_conn *c)
     c->answer_started = false;
     c->took_all = !c->request.body_unread;
     c->deadline_ms = 0;
-    c->server->stats.requests++;
     c->server->config.handler.on_request(c, c->server->config.handler.ctx);
 }
 

@@ -165,7 +165,7 @@ static void on_conn_closed(uv_handle_t *h)
     struct kvr_http_server *s = c->server;
     *(c->next ? &c->next->prev : &s->oldest) = c->prev;
     *(c->prev ? &c->prev->next : &s->conns) = c->next;
-    s->stats.open--;
+    s->open--;
     if (wants_connections(s)) take_connections(s);
     kvr__request_free(c);
     kvr_headers_free(&c->headers);
@@ -356,8 +356,7 @@ static struct kvr_http_conn *conn_new(struct kvr_http_server *s)
     c->server = s;
     uv_tcp_init(s->loop, &c->tcp);
     c->tcp.data = c;
-    s->stats.connections++;
-    s->stats.open++;
+    s->open++;
     s->live++;
     c->next = s->conns;
     *(c->next ? &c->next->prev : &s->oldest) = c;
@@ -616,7 +615,7 @@ static bool is_owed(const struct kvr_http_conn *c)
 
 void kvr_http_server_stats(const struct kvr_http_server *s, struct kvr_http_server_stats *out)
 {
-    *out = s->stats;
+    *out = (struct kvr_http_server_stats){.open = s->open};
     for (const struct kvr_http_conn *c = s->conns; c; c = c->next) out->owed += is_owed(c);
 }
 

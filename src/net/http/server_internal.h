@@ -26,8 +26,7 @@ struct kvr_http_server {
     struct kvr_http_server_config config;
     struct kvr_http_shared own, *shared; /* the latter is the former unless the configuration names one */
     struct kvr_http_conn *conns, *oldest;
-    struct kvr_http_server_stats stats;
-    size_t live; /* connections that are not being closed */
+    size_t open, live; /* connections; those that are not being closed */
     llhttp_settings_t settings;
     int handles; /* open handles of the server itself */
     bool waits;  /* for kvr_http_server_go */
@@ -61,7 +60,7 @@ struct kvr_http_conn {
     size_t queued;                   /* bytes in write requests */
     uint64_t queued_total;           /* ever */
     uint64_t sent_seen, progress_ms; /* by the sweep: bytes that had left, and when that last grew */
-    bool in_value, started_message;
+    bool started_message;
     bool took_all;          /* of the last one */
     bool tls_begun, shaken; /* a byte of TLS has come; its handshake is over */
     bool half_closed;       /* the client has ended its side */
@@ -104,7 +103,6 @@ void kvr__request_take(struct kvr_http_conn *c, const char *data, size_t n);
 void kvr__request_parse_ahead(struct kvr_http_conn *c);
 
 /* http/answer.c */
-void kvr__answer_send(struct kvr_http_conn *c, const uv_buf_t *bufs, unsigned n); /* up to 6 */
 void kvr__answer_flush_tls(struct kvr_http_conn *c);
 void kvr__answer_continue(struct kvr_http_conn *c); /* 100 Continue */
 /* Sends a client something that means nothing, to see whether it is there: the kernel of one that has gone resets the connection.

@@ -548,13 +548,6 @@ int kvr_tls_handshake(struct kvr_tls *t, char *err, size_t cap)
     return -1;
 }
 
-bool kvr_tls_peer_name(const struct kvr_tls *t, char *out, size_t cap)
-{
-    const X509 *cert = SSL_get0_peer_certificate(t->ssl);
-    *out = 0;
-    return cert && X509_NAME_get_text_by_NID(X509_get_subject_name(cert), NID_commonName, out, (int)cap) > 0;
-}
-
 bool kvr_tls_was_closed(const struct kvr_tls *t)
 {
     return SSL_get_shutdown(t->ssl) & SSL_RECEIVED_SHUTDOWN;

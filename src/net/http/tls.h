@@ -73,8 +73,6 @@ bool kvr_tls_is_up(const struct kvr_tls *t); /* the handshake is over */
 
 /* Bytes from the wire. false: no memory. */
 bool kvr_tls_feed(struct kvr_tls *t, const char *data, size_t len);
-/* What the other side calls itself: the common name of its certificate. false: it has shown none. */
-bool kvr_tls_peer_name(const struct kvr_tls *t, char *out, size_t cap);
 /* Plain bytes out of what was fed. Returns: their number, 0 when more must be fed, -1 when the session is over or broken. */
 long kvr_tls_read(struct kvr_tls *t, char *out, size_t cap);
 /* Plain bytes to be sent, in as few records as they fit in. false: broken. */

@@ -128,8 +128,8 @@ static int publish_envelope(struct zmq_outlet *o, const struct kvr_event *ev)
 static int zmq_publish(struct kvr_outlet *base, const struct kvr_event *ev, const struct kvr_engine_words *words)
 {
     struct zmq_outlet *o = (struct zmq_outlet *)base;
-    o->event.len = o->batch.len = 0;
-    o->event.failed = o->batch.failed = false;
+    kvr_buf_reset(&o->event);
+    kvr_buf_reset(&o->batch);
     return o->format == KVR_PLANE_ENGINE ? publish_engine(o, ev, words) : publish_envelope(o, ev);
 }
 
@@ -147,7 +147,7 @@ static void close_zmq(struct kvr_outlet *base)
 static void tend_zmq(struct kvr_outlet *base)
 {
     struct zmq_outlet *o = (struct zmq_outlet *)base;
-    kvr_zmq_guard_step(&o->guard, kvr_now_ns(kvr_clock_monotonic()) / 1000000);
+    kvr_zmq_guard_step(&o->guard, kvr_now_ms());
 }
 
 static void zmq_stats(const struct kvr_outlet *base, struct kvr_zmq_guard_stats *out)

@@ -43,7 +43,7 @@ static bool receive(void *socket, struct frames *f, struct kvr_zmq_line *line)
         }
         bool more = zmq_msg_more(&m);
         f->bytes += zmq_msg_size(&m);
-        if (line) kvr_zmq_line_took(line, zmq_msg_size(&m));
+        kvr_zmq_line_took(line, zmq_msg_size(&m));
         if (f->n < FRAMES_MAX) {
             zmq_msg_init(&f->m[f->n]);
             zmq_msg_move(&f->m[f->n++], &m);
@@ -133,20 +133,6 @@ static void read_dealer(struct kvr_ingest *in, struct source *s)
     }
 }
 
-static bool read_event(void *monitor, uint16_t *event, uint32_t *value)
-{
-    struct frames f;
-    if (!receive(monitor, &f, NULL)) return false;
-    *event = 0;
-    *value = 0;
-    if (f.n > 0 && zmq_msg_size(&f.m[0]) >= 6) {
-        memcpy(event, zmq_msg_data(&f.m[0]), 2);
-        memcpy(value, (char *)zmq_msg_data(&f.m[0]) + 2, 4);
-    }
-    release(&f);
-    return true;
-}
-
 /* A connection that ends before its handshake is over: libzmq does so with a socket of another kind, and does not try again soon. */
 static void note_handshake(uint16_t event, bool *half, const char **trouble)
 {
@@ -165,7 +151,7 @@ static void read_monitor(struct kvr_ingest *in, struct source *s)
 {
     uint16_t event;
     uint32_t value;
-    while (!s->breaking && read_event(s->monitor, &event, &value)) {
+    while (!s->breaking && kvr_zmq_monitor_read(s->monitor, &event, &value)) {
         kvr_zmq_line_event(&s->line, event, value, in->now_ms);
         note_handshake(event, &s->sub_half, &s->st.events_trouble);
         if (event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED) kvr__view_connected(kvr__source_view(s));
@@ -178,7 +164,7 @@ static void read_dealer_monitor(struct kvr_ingest *in, struct source *s)
 {
     uint16_t event;
     uint32_t value;
-    while (read_event(s->dealer_monitor, &event, &value)) {
+    while (kvr_zmq_monitor_read(s->dealer_monitor, &event, &value)) {
         kvr_zmq_line_event(&s->dealer_line, event, value, in->now_ms);
         note_handshake(event, &s->dealer_half, &s->st.replay_trouble);
     }
@@ -480,7 +466,7 @@ static bool poll_once(struct kvr_ingest *in, zmq_pollitem_t **items, size_t *cap
     zmq_pollitem_t *it = *items;
     size_t n = fill_items(in, it);
     zmq_poll(it, (int)n, is_busy(in) ? 0 : 50);
-    in->now_ms = kvr__inbox_now_ns() / 1000000;
+    in->now_ms = kvr_now_ms();
     n = 1;
     for (struct source *s = in->sources; s && !in->stop; s = s->next) n += take_turn(in, s, it + n);
     look_for_floods(in);
@@ -494,7 +480,7 @@ static void *ingest_main(void *arg)
     struct kvr_ingest *in = arg;
     zmq_pollitem_t *items = NULL;
     size_t cap = 0;
-    in->now_ms = kvr__inbox_now_ns() / 1000000;
+    in->now_ms = kvr_now_ms();
     while (exchange(in))
         if (!poll_once(in, &items, &cap)) continue; /* memory is short: try again */
     while (in->sources) {

@@ -140,7 +140,7 @@ struct kvr_ingest {
     struct kvr_ingest_plane_stats plane_seen; /* copy for others, under `lock` */
     /* the thread's own */
     struct source *sources;
-    size_t sources_n, monitors;
+    size_t sources_n;
     struct kvr_engine_batch batch;
     struct source *current;
     struct kvr_engine_stream *applying; /* the stream whose batch is being converted, or NULL */

@@ -9,7 +9,7 @@
 #include <uv.h>
 
 #include "base/lock.h"
-#include "net/http/http.h"
+#include "net/http/ending.h"
 
 enum { AT_ONCE = 16, ATTEMPTS = 8, BACKOFF_MS = 200, SILENT_MS = 10000, ATTEMPT_MS = 600000, TICK_MS = 50, JITTER_MS = 3 };
 
@@ -266,11 +266,8 @@ int kvr_recover_client_create(kvr_recover_on_reply *on_reply, void *ctx, struct 
     c->wake.data = c->tick.data = c;
     uv_timer_start(&c->tick, on_tick, TICK_MS, TICK_MS);
     if (kvr_http_client_create(&c->loop, 3, &c->http) || pthread_create(&c->thread, NULL, client_main, c)) {
-        uv_close((uv_handle_t *)&c->tick, NULL);
-        uv_close((uv_handle_t *)&c->wake, NULL);
-        if (c->http) kvr_http_client_close(c->http);
-        uv_run(&c->loop, UV_RUN_DEFAULT);
-        uv_loop_close(&c->loop);
+        kvr_http_client_close(c->http);
+        kvr_loop_end(&c->loop);
         kvr_lock_destroy(&c->lock);
         free(c);
         return -KVR_ENOMEM;

@@ -32,23 +32,15 @@ static void *make_socket(struct kvr_ingest *in, int type)
     return sock;
 }
 
-/* A socket that hears of another one's connections; NULL: no memory. */
 static void *monitor_of(struct kvr_ingest *in, void *socket)
 {
-    char name[64];
-    void *monitor = zmq_socket(in->zmq, ZMQ_PAIR);
-    snprintf(name, sizeof name, "inproc://monitor-%zu", in->monitors++);
-    int events = ZMQ_EVENT_CONNECTED | ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED;
-    if (monitor && zmq_socket_monitor(socket, name, events) == 0 && zmq_connect(monitor, name) == 0) return monitor;
-    if (monitor) zmq_close(monitor);
-    return NULL;
+    return kvr_zmq_monitor_open(in->zmq, socket, ZMQ_EVENT_CONNECTED | ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED);
 }
 
 static void close_pair(void **socket, void **monitor)
 {
-    if (*socket) zmq_socket_monitor(*socket, NULL, 0);
+    kvr_zmq_monitor_close(*monitor, *socket);
     if (*socket) zmq_close(*socket);
-    if (*monitor) zmq_close(*monitor);
     *socket = *monitor = NULL;
 }
 

@@ -9,11 +9,6 @@
 
 natsConnection *kvr__nats_connection(struct kvr_nats *n);
 
-static inline uint64_t kvr_nats_now_ms(void)
-{
-    return kvr_now_ns(kvr_clock_monotonic()) / 1000000;
-}
-
 /* Says that `what` could not be done, and why as the client library tells it; once a minute. */
 void kvr__nats_failed(const char *what, natsStatus s);
 
@@ -23,6 +18,8 @@ void kvr__nats_retire(struct kvr_nats *n, natsSubscription *sub);
 /* The reader has come past all that it had before the call. Returns: false when the server does not answer. */
 bool kvr__nats_settle(struct kvr_nats *n);
 
+/* Calls wait for so long. */
+natsStatus kvr__nats_jetstream(struct kvr_nats *n, int64_t wait_ms, jsCtx **out);
 /* "namespace.a.component.b" -> "namespace-a-component-b-kv-events"; as a slug, _ becomes -. */
 void kvr__stream_name(const char *scope, char *out, size_t cap);
 /* Makes the stream of a scope's events unless it is there. */

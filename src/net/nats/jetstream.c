@@ -53,14 +53,6 @@ void kvr__stream_name(const char *scope, char *out, size_t cap)
         if (*p == '.' || *p == '_') *p = '-';
 }
 
-static natsStatus context(struct kvr_nats *link, jsCtx **out)
-{
-    jsOptions o;
-    jsOptions_Init(&o);
-    o.Wait = CALL_MS;
-    return natsConnection_JetStream(out, kvr__nats_connection(link), &o);
-}
-
 natsStatus kvr__stream_ensure(jsCtx *js, const char *scope, const char *name, int replicas)
 {
     char live[KVR_SCOPE_MAX + 32], own[KVR_SCOPE_MAX + 40];
@@ -271,9 +263,9 @@ static bool take_message(struct kvr_durable_feed *f, natsMsg *msg, uint64_t *pen
 static natsStatus ask(struct kvr_durable_feed *f)
 {
     char subject[KVR_SCOPE_MAX + 128], body[64];
-    if (f->owed && kvr_nats_now_ms() - f->asked_ms < FETCH_MS + LATE_MS) return NATS_OK;
+    if (f->owed && kvr_now_ms() - f->asked_ms < FETCH_MS + LATE_MS) return NATS_OK;
     f->owed = BATCH;
-    f->asked_ms = kvr_nats_now_ms();
+    f->asked_ms = kvr_now_ms();
     snprintf(subject, sizeof subject, "$JS.API.CONSUMER.MSG.NEXT.%s.%s", f->stream, f->consumer);
     snprintf(body, sizeof body, "{\"batch\":%d,\"expires\":%lld}", BATCH, FETCH_MS * 1000000ll);
     return natsConnection_PublishRequestString(kvr__nats_connection(f->c.link), subject, f->inbox, body);
@@ -318,8 +310,8 @@ static bool take_batch(struct kvr_durable_feed *f)
 {
     struct batch b = {.whole = true};
     natsStatus s = ask(f);
-    uint64_t until = kvr_nats_now_ms() + FETCH_MS, now;
-    while (s == NATS_OK && b.whole && f->owed && (now = kvr_nats_now_ms()) < until) s = take_next(f, &b, (int64_t)(until - now));
+    uint64_t until = kvr_now_ms() + FETCH_MS, now;
+    while (s == NATS_OK && b.whole && f->owed && (now = kvr_now_ms()) < until) s = take_next(f, &b, (int64_t)(until - now));
     if (!b.whole) {
         COUNT(f, restarts);
         kvr_log_warning("kvroute: jetstream: the stream was purged past our place; starting over");
@@ -352,7 +344,7 @@ static void *follower_main(void *arg)
             nats_Sleep(50);
             continue;
         }
-        if (!f->js && context(f->c.link, &f->js) != NATS_OK) {
+        if (!f->js && kvr__nats_jetstream(f->c.link, CALL_MS, &f->js) != NATS_OK) {
             nats_Sleep(200);
             continue;
         }
@@ -504,7 +496,7 @@ static bool lowest_ack(struct keeping *k, uint64_t *out)
         char key[KVR_REGISTRY_KEY_MAX];
         snprintf(key, sizeof key, "replica.%s", ci->Name);
         bool ours = strncmp(ci->Name, "kvroute-", 8) == 0;
-        if (ours && kvr_nats_now_ms() - k->since_ms > 2000 * TTL_S && !kvr_registry_sees(f->registry, key)) {
+        if (ours && kvr_now_ms() - k->since_ms > 2000 * TTL_S && !kvr_registry_sees(f->registry, key)) {
             if (js_DeleteConsumer(k->js, f->stream, ci->Name, NULL, NULL) == NATS_OK) COUNT(f, orphans_removed);
             continue;
         }
@@ -533,7 +525,7 @@ static void keep(struct keeping *k)
     struct kvr_durable_feed *f = k->f;
     jsStreamInfo *si = NULL;
     struct kvr_snapshot_head head = {0};
-    if (!k->js && context(f->c.link, &k->js) != NATS_OK) return;
+    if (!k->js && kvr__nats_jetstream(f->c.link, CALL_MS, &k->js) != NATS_OK) return;
     if (!k->store && kvr_snapshots_open(f->c.link, f->token, f->c.replicas, &k->store)) return;
     if (js_GetStreamInfo(&si, k->js, f->stream, NULL, NULL) != NATS_OK) return;
     uint64_t msgs = si->State.Msgs, first = si->State.FirstSeq, last = si->State.LastSeq;
@@ -544,8 +536,8 @@ static void keep(struct keeping *k)
     uint64_t covered = head.n ? head.v[0].position : first ? first - 1 : 0;
     uint64_t uncovered = last > covered ? last - covered : 0;
     bool due = uncovered > f->c.threshold;
-    if (!due && old && uncovered && kvr_nats_now_ms() - k->aged_ms > AGED_MS) { /* before they are too old to be kept */
-        k->aged_ms = kvr_nats_now_ms();
+    if (!due && old && uncovered && kvr_now_ms() - k->aged_ms > AGED_MS) { /* before they are too old to be kept */
+        k->aged_ms = kvr_now_ms();
         due = true;
     }
     if ((rc == 0 || rc == -KVR_EFORMAT) && due) {
@@ -568,7 +560,7 @@ static void *keeper_main(void *arg)
     while (!atomic_load(&f->stop)) {
         bool held = kvr_nats_is_up(f->c.link) && kvr_registry_holds(f->registry, lease, NULL, 0) && f->c.threshold;
         if (!held) k.since_ms = 0;
-        else if (!k.since_ms) k.since_ms = kvr_nats_now_ms();
+        else if (!k.since_ms) k.since_ms = kvr_now_ms();
         NOTE(f, keeper, held);
         if (held) keep(&k);
         for (int i = 0; i < KEEPER_MS / 50 && !atomic_load(&f->stop); i++) nats_Sleep(50);

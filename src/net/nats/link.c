@@ -443,3 +443,11 @@ natsConnection *kvr__nats_connection(struct kvr_nats *n)
 {
     return n->nc;
 }
+
+natsStatus kvr__nats_jetstream(struct kvr_nats *link, int64_t wait_ms, jsCtx **out)
+{
+    jsOptions o;
+    jsOptions_Init(&o);
+    o.Wait = wait_ms;
+    return natsConnection_JetStream(out, kvr__nats_connection(link), &o);
+}

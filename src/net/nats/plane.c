@@ -21,14 +21,21 @@ struct nats_outlet {
     struct kvr_buf payload, out;
 };
 
+/* Under `lock`: the payload goes into an envelope. */
+static void wrap(struct nats_outlet *o, const char *topic, struct kvr_buf *out)
+{
+    o->stamp.partial = atomic_load(&o->base.partial);
+    if (o->payload.failed) out->failed = true;
+    else kvr_stamp_envelope(&o->stamp, topic, &o->payload, out);
+    kvr_buf_reset(&o->payload);
+}
+
 /* Under `lock`. */
 static int send_payload(struct nats_outlet *o, const char *topic, const char *subject)
 {
-    o->stamp.partial = atomic_load(&o->base.partial);
-    if (!o->payload.failed) kvr_stamp_envelope(&o->stamp, topic, &o->payload, &o->out);
-    int rc = o->payload.failed || o->out.failed ? -KVR_ENOMEM : kvr_nats_publish(o->link, subject, NULL, o->out.data, o->out.len);
-    o->payload.len = o->out.len = 0;
-    o->payload.failed = o->out.failed = false;
+    wrap(o, topic, &o->out);
+    int rc = o->out.failed ? -KVR_ENOMEM : kvr_nats_publish(o->link, subject, NULL, o->out.data, o->out.len);
+    kvr_buf_reset(&o->out);
     return rc;
 }
 
@@ -69,12 +76,8 @@ void kvr_nats_outlet_envelope(struct kvr_outlet *base, const struct kvr_event *e
     struct nats_outlet *o = (struct nats_outlet *)base;
     kvr_lock(&o->lock);
     kvr_plane_event_write(&o->payload, ev);
-    o->stamp.partial = atomic_load(&o->base.partial);
-    if (o->payload.failed) out->failed = true;
-    else kvr_stamp_envelope(&o->stamp, KVR_PLANE_EVENTS, &o->payload, out);
+    wrap(o, KVR_PLANE_EVENTS, out);
     o->last_id = ev->event_id;
-    o->payload.len = 0;
-    o->payload.failed = false;
     kvr_unlock(&o->lock);
 }
 

@@ -47,11 +47,6 @@ struct kvr_registry {
     uint64_t grace_ms; /* before, nothing is gone */
 };
 
-static uint64_t now_ms(void)
-{
-    return kvr_nats_now_ms();
-}
-
 void kvr_registry_token(const char *text, char *out, size_t cap)
 {
     size_t n = 0;
@@ -100,10 +95,7 @@ static bool open_store(struct kvr_registry *r)
 {
     kvConfig c;
     if (r->kv) return true;
-    jsOptions o;
-    jsOptions_Init(&o);
-    o.Wait = CALL_MS;
-    if (!r->js && !well(r, "opened", natsConnection_JetStream(&r->js, kvr__nats_connection(r->c.link), &o))) return false;
+    if (!r->js && !well(r, "opened", kvr__nats_jetstream(r->c.link, CALL_MS, &r->js))) return false;
     if (js_KeyValue(&r->kv, r->js, r->bucket) == NATS_OK) return true;
     kvConfig_Init(&c);
     c.Bucket = r->bucket;
@@ -147,7 +139,7 @@ static natsStatus renew(struct kvr_registry *r, struct kept *k, const char *valu
 
 static void keep_one(struct kvr_registry *r, struct kept *k)
 {
-    uint64_t now = now_ms();
+    uint64_t now = kvr_now_ms();
     kvr_lock(&r->lock);
     bool due = now >= k->due_ms || k->changed;
     char *value = due ? strdup(k->value) : NULL;
@@ -187,7 +179,7 @@ static void end_leases(struct kvr_registry *r)
     kvr_unlock(&r->lock);
     for (size_t i = 0; i < n; i++) {
         struct kept *k = r->kept[i];
-        if (k->exclusive && k->held && now_ms() - k->renewed_ms > r->ttl_ms * 4 / 5) set_held(r, k, false);
+        if (k->exclusive && k->held && kvr_now_ms() - k->renewed_ms > r->ttl_ms * 4 / 5) set_held(r, k, false);
     }
 }
 
@@ -237,7 +229,7 @@ static void take_entry(struct kvr_registry *r, kvEntry *e)
         r->seen_n++;
         kvr_unlock(&r->lock);
     }
-    (*at)->heard_ms = now_ms();
+    (*at)->heard_ms = kvr_now_ms();
     if (!fresh && (*at)->hash == hash) return;
     (*at)->hash = hash;
     if (r->c.on_entry) r->c.on_entry(r->c.ctx, key, value ? value : "", len);
@@ -249,7 +241,7 @@ static void note_reconnect(struct kvr_registry *r)
     struct kvr_nats_stats st;
     kvr_nats_stats(r->c.link, &st);
     if (r->watcher && st.connects != r->connects) {
-        r->renew_ms = now_ms() + SETTLE_MS;
+        r->renew_ms = kvr_now_ms() + SETTLE_MS;
         r->grace_ms = r->renew_ms + r->ttl_ms;
     }
     r->connects = st.connects;
@@ -259,11 +251,11 @@ static void note_reconnect(struct kvr_registry *r)
 static bool watch_step(struct kvr_registry *r)
 {
     note_reconnect(r);
-    if (r->renew_ms && now_ms() >= r->renew_ms && !drop_watcher(r, false)) return false;
+    if (r->renew_ms && kvr_now_ms() >= r->renew_ms && !drop_watcher(r, false)) return false;
     if (!r->watcher) {
         if (!open_store(r) || !well(r, "watched", kvStore_Watch(&r->watcher, r->kv, r->watch, NULL))) return false;
         r->renew_ms = 0;
-        r->grace_ms = now_ms() + r->ttl_ms;
+        r->grace_ms = kvr_now_ms() + r->ttl_ms;
     }
     for (int64_t wait = STEP_MS;; wait = 1) { /* 0 is not allowed */
         kvEntry *e = NULL;
@@ -278,7 +270,7 @@ static bool watch_step(struct kvr_registry *r)
         kvEntry_Destroy(e);
         if (s == NATS_TIMEOUT) return true;
         if (s != NATS_OK) {
-            if (!r->renew_ms) r->renew_ms = now_ms() + SETTLE_MS;
+            if (!r->renew_ms) r->renew_ms = kvr_now_ms() + SETTLE_MS;
             return false;
         }
     }
@@ -286,7 +278,7 @@ static bool watch_step(struct kvr_registry *r)
 
 static void expire_seen(struct kvr_registry *r)
 {
-    uint64_t now = now_ms();
+    uint64_t now = kvr_now_ms();
     if (!kvr_nats_is_up(r->c.link) || now < r->grace_ms) return;
     for (size_t b = 0; b < SEEN_BUCKETS; b++)
         for (struct seen **at = &r->seen[b]; *at;) {
@@ -321,7 +313,7 @@ static void *registry_main(void *arg)
     for (size_t i = 0; i < r->kept_n; i++)
         if (r->kept[i]->held && r->kv && kvr_nats_is_up(r->c.link)) kvStore_Delete(r->kv, r->kept[i]->key);
     note_reconnect(r);
-    while (r->watcher && now_ms() < r->renew_ms) nats_Sleep(STEP_MS);
+    while (r->watcher && kvr_now_ms() < r->renew_ms) nats_Sleep(STEP_MS);
     drop_store(r);
     jsCtx_Destroy(r->js);
     return NULL;

@@ -2,7 +2,6 @@
 /* Pieces are written before the head that names them, and the head by compare-and-set; net/nats/snapshots.h has the layout. */
 #include "net/nats/snapshots.h"
 
-#include <string.h>
 #include <kvroute/hash.h>
 
 #include "net/nats/internal.h"
@@ -20,20 +19,17 @@ struct kvr_snapshots {
 int kvr_snapshots_open(struct kvr_nats *link, const char *name, int replicas, struct kvr_snapshots **out)
 {
     struct kvr_snapshots *s = calloc(1, sizeof *s);
-    jsOptions o;
     kvConfig c;
     if (!s || !(s->json = kvr_json_parser_new())) {
         free(s);
         return -KVR_ENOMEM;
     }
     snprintf(s->name, sizeof s->name, "%s", name);
-    jsOptions_Init(&o);
-    o.Wait = CALL_MS;
     kvConfig_Init(&c);
     c.Bucket = "kvroute-snapshots";
     c.History = 1;
     c.Replicas = replicas;
-    natsStatus rc = natsConnection_JetStream(&s->js, kvr__nats_connection(link), &o);
+    natsStatus rc = kvr__nats_jetstream(link, CALL_MS, &s->js);
     if (rc == NATS_OK && js_KeyValue(&s->kv, s->js, c.Bucket) != NATS_OK) rc = js_CreateKeyValue(&s->kv, s->js, &c);
     if (rc != NATS_OK) {
         kvr__nats_failed("the bucket of snapshots cannot be opened", rc);
@@ -152,13 +148,7 @@ int kvr_snapshots_put(struct kvr_snapshots *s, struct kvr_snapshot_draft *d, con
     char key[200];
     struct kvr_snapshot_version *v = &d->v;
     if (v->pieces == KVR_SNAPSHOT_PIECES_MAX) return -KVR_ELIMIT;
-    if (v->pieces == d->hashes_cap) {
-        size_t cap = d->hashes_cap ? d->hashes_cap * 2 : 64;
-        uint64_t *more = realloc(v->hashes, cap * sizeof *more);
-        if (!more) return -KVR_ENOMEM;
-        v->hashes = more;
-        d->hashes_cap = cap;
-    }
+    if (!kvr_grow(&v->hashes, &d->hashes_cap, v->pieces + 1, sizeof *v->hashes)) return -KVR_ENOMEM;
     piece_key(s, v->version, v->pieces, key, sizeof key);
     natsStatus put = kvStore_Put(NULL, s->kv, key, data, (int)len);
     if (put != NATS_OK) {
@@ -172,14 +162,8 @@ int kvr_snapshots_put(struct kvr_snapshots *s, struct kvr_snapshot_draft *d, con
 
 static void put_version(struct kvr_buf *b, const struct kvr_snapshot_version *v)
 {
-    kvr_json_open(b, '{');
-    kvr_json_put_u64(b, "version", v->version);
-    kvr_json_put_u64(b, "position", v->position);
-    kvr_json_put_u64(b, "bytes", v->bytes);
-    kvr_json_key(b, "hashes");
-    kvr_json_open(b, '[');
-    for (size_t i = 0; i < v->pieces; i++) kvr_json_u64(b, v->hashes[i]);
-    kvr_json_close(b, ']');
+    kvr_json_printf(b, "{'version':%ju,'position':%ju,'bytes':%ju,'hashes':", v->version, v->position, v->bytes);
+    kvr_json_u64s(b, v->hashes, v->pieces);
     kvr_json_close(b, '}');
 }
 
@@ -197,14 +181,10 @@ int kvr_snapshots_commit(struct kvr_snapshots *s, struct kvr_snapshot_draft *d, 
     struct kvr_buf b = {0};
     char key[160];
     head_key(s, key, sizeof key);
-    kvr_json_open(&b, '{');
-    kvr_json_put_u64(&b, "format", FORMAT);
-    kvr_json_key(&b, "versions");
-    kvr_json_open(&b, '[');
+    kvr_json_printf(&b, "{'format':%u,'versions':[", (unsigned)FORMAT);
     put_version(&b, &d->v);
     for (size_t i = 0; i < head->n && i + 1 < KVR_SNAPSHOT_KEPT; i++) put_version(&b, &head->v[i]);
-    kvr_json_close(&b, ']');
-    kvr_json_close(&b, '}');
+    kvr_json_printf(&b, "]}");
     natsStatus rc = b.failed         ? NATS_NO_MEMORY
                     : head->revision ? kvStore_Update(NULL, s->kv, key, b.data, (int)b.len, head->revision)
                                      : kvStore_Create(NULL, s->kv, key, b.data, (int)b.len);

@@ -27,7 +27,6 @@
  */
 #include <pthread.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/lock.h"
 #include "base/log.h"
@@ -117,7 +116,7 @@ static void stored(struct js_outlet *o, uint64_t attempt)
     o->by = attempt;
     o->answered++;
     o->sent = KVR_MAX(o->sent, o->answered);
-    o->moved_ms = kvr_nats_now_ms();
+    o->moved_ms = kvr_now_ms();
     o->first_alone = false;
     o->pause_ms = PAUSE_MS;
     if (!o->failed) o->why[0] = 0;
@@ -258,18 +257,6 @@ static void tell_next(struct js_outlet *o)
     o->untold = m->next;
 }
 
-static void wait_a_while(struct js_outlet *o)
-{
-    struct timespec ts;
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    ts.tv_nsec += LOOK_MS * 1000000L;
-    if (ts.tv_nsec >= 1000000000) {
-        ts.tv_sec++;
-        ts.tv_nsec -= 1000000000;
-    }
-    (void)pthread_cond_timedwait(&o->cond, &o->lock.mutex, &ts);
-}
-
 static bool is_over(const struct js_outlet *o, uint64_t now, bool up)
 {
     return o->stop && (!o->head || !up || now >= o->end_ms);
@@ -280,13 +267,13 @@ static void *sender_main(void *arg)
     struct js_outlet *o = arg;
     kvr_lock(&o->lock);
     for (;;) {
-        uint64_t now = kvr_nats_now_ms();
+        uint64_t now = kvr_now_ms();
         bool up = look_after(o, now), troubled = o->why[0] || is_late(o, now);
         if (is_over(o, now, up)) break;
         if (up && troubled && o->untold) tell_next(o);
         else if (up && may_send(o, now) && !o->stream_is_there) ensure(o);
         else if (up && may_send(o, now)) send_next(o, now);
-        else wait_a_while(o);
+        else kvr_cond_wait_ms(&o->cond, &o->lock, LOOK_MS);
     }
     kvr_unlock(&o->lock);
     return NULL;
@@ -328,8 +315,7 @@ static int js_publish(struct kvr_outlet *base, const struct kvr_event *ev, const
 {
     struct js_outlet *o = (struct js_outlet *)base;
     (void)words;
-    o->out.len = 0;
-    o->out.failed = false;
+    kvr_buf_reset(&o->out);
     atomic_store(&o->heartbeats->partial, atomic_load(&base->partial));
     kvr_nats_outlet_envelope(o->heartbeats, ev, &o->out);
     struct kept *m = o->out.failed ? NULL : copy_of(&o->out);
@@ -363,7 +349,7 @@ static void js_close(struct kvr_outlet *base)
     struct js_outlet *o = (struct js_outlet *)base;
     kvr_lock(&o->lock);
     o->stop = true;
-    o->end_ms = kvr_nats_now_ms() + END_MS;
+    o->end_ms = kvr_now_ms() + END_MS;
     pthread_cond_signal(&o->cond);
     kvr_unlock(&o->lock);
     if (o->has_thread) pthread_join(o->thread, NULL);
@@ -382,12 +368,9 @@ static void js_close(struct kvr_outlet *base)
 static int begin(struct js_outlet *o)
 {
     char answers[sizeof o->inbox + 4];
-    jsOptions jo;
-    jsOptions_Init(&jo);
-    jo.Wait = CALL_MS;
     kvr_nats_inbox(o->inbox, sizeof o->inbox);
     snprintf(answers, sizeof answers, "%s.>", o->inbox);
-    if (natsConnection_JetStream(&o->js, kvr__nats_connection(o->link), &jo) != NATS_OK) return -1;
+    if (kvr__nats_jetstream(o->link, CALL_MS, &o->js) != NATS_OK) return -1;
     if (kvr_nats_subscribe(o->link, answers, NULL, ANSWERS_BYTES, on_answer, o, &o->answers)) return -1;
     o->has_thread = pthread_create(&o->thread, NULL, sender_main, o) == 0;
     return o->has_thread ? 0 : -1;
@@ -396,17 +379,13 @@ static int begin(struct js_outlet *o)
 static struct js_outlet *create(void)
 {
     struct js_outlet *o = calloc(1, sizeof *o);
-    pthread_condattr_t attr;
     if (!o) return NULL;
     o->base = (struct kvr_outlet){.publish = js_publish, .heartbeat = js_heartbeat, .kept = js_kept, .close = js_close};
     o->tail = &o->head;
     o->first_alone = true;
     o->pause_ms = PAUSE_MS;
     kvr_lock_init(&o->lock, KVR_LOCK_PLANE);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&o->cond, &attr);
-    pthread_condattr_destroy(&attr);
+    kvr_cond_init(&o->cond);
     return o;
 }
 

@@ -65,7 +65,7 @@ struct kvr_remote_index {
     struct kvr_remote_query *open;
     enum state state;
     unsigned failures;
-    bool probing, registers, packed; /* the last two: as it said */
+    bool probing, packed; /* the latter: as it said */
     uint64_t numbers, instance, next_probe_ms;
     struct kvr_nats_sub *sub;
     struct kvr_lock lock; /* mail */
@@ -73,14 +73,10 @@ struct kvr_remote_index {
     size_t mail_bytes;
 };
 
-static uint64_t now_ms(void)
-{
-    return kvr_now_ns(kvr_clock_monotonic()) / 1000000;
-}
-
 #define COUNT(r, name) atomic_fetch_add_explicit(&(r)->c.stats->name, 1, memory_order_relaxed)
 
-void kvr_service_subject(char *out, size_t cap, const char *scope, const char *service, const char *model)
+/* The last token of a service subject: the model, in letters that NATS allows; told apart by a hash when changed. */
+static void service_subject(char *out, size_t cap, const char *scope, const char *service, const char *model)
 {
     char token[96];
     size_t n = 0;
@@ -107,7 +103,7 @@ static void set_state(struct kvr_remote_index *r, enum state s, const char *why)
     r->state = s;
     r->failures = 0;
     snprintf(r->why, sizeof r->why, "%s", why);
-    r->next_probe_ms = now_ms() + (s == GOOD ? REVALIDATE_MS : PROBE_MS);
+    r->next_probe_ms = kvr_now_ms() + (s == GOOD ? REVALIDATE_MS : PROBE_MS);
 }
 
 static void note_failure(struct kvr_remote_index *r, const char *why, bool for_certain)
@@ -170,9 +166,8 @@ static void judge_info(struct kvr_remote_query *q)
     else if (!q->info.ready) snprintf(why, sizeof why, "it is not ready: %s", q->why);
     if (why[0]) COUNT(r, rejected_validations);
     if (why[0] || r->state != GOOD) set_state(r, why[0] ? BAD : GOOD, why);
-    else r->next_probe_ms = now_ms() + REVALIDATE_MS;
+    else r->next_probe_ms = kvr_now_ms() + REVALIDATE_MS;
     if (!why[0]) r->instance = q->info.instance;
-    r->registers = q->info.registers;
     r->packed = q->info.packed;
     drop(q);
 }
@@ -239,11 +234,7 @@ static void take_answer(struct kvr_remote_query *q, const char *data, size_t len
 
 /* ---- HTTP ---------------------------------------------------------------------------------------------------------- */
 
-static void on_head(struct kvr_http_call *call, void *ctx, int status, const struct kvr_headers *h, int64_t length)
-{
-    (void)call, (void)ctx, (void)status, (void)h, (void)length; /* errors say so in the body */
-}
-
+/* Errors say so in the body. */
 static void on_body(struct kvr_http_call *call, void *ctx, const char *data, size_t len)
 {
     struct kvr_remote_query *q = ctx;
@@ -276,7 +267,7 @@ static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failu
 
 static bool send_http(struct kvr_remote_query *q, const char *service)
 {
-    static const struct kvr_http_call_handler handler = {on_head, on_body, on_done, on_failed};
+    static const struct kvr_http_call_handler handler = {NULL, on_body, on_done, on_failed};
     struct kvr_remote_index *r = q->owner;
     struct kvr_buf head = {0};
     kvr_buf_printf(&head, "POST %s/%s HTTP/1.1\r\nHost: %s\r\nContent-Type: %s\r\nContent-Length: %zu\r\n", r->endpoint.base, service,
@@ -344,7 +335,7 @@ static bool send_nats(struct kvr_remote_query *q, const char *service, const cha
     struct kvr_remote_index *r = q->owner;
     char subject[400], reply[160];
     if (q->kind == INFO) snprintf(subject, sizeof subject, "%s.%s", r->scope, service);
-    else kvr_service_subject(subject, sizeof subject, r->scope, service, model);
+    else service_subject(subject, sizeof subject, r->scope, service, model);
     snprintf(reply, sizeof reply, "%s.%llu", r->inbox, (unsigned long long)q->number);
     return kvr_nats_is_up(r->c.nats) && kvr_nats_publish(r->c.nats, subject, reply, q->body.data, q->body.len) == 0;
 }
@@ -358,7 +349,7 @@ static struct kvr_remote_query *query_new(struct kvr_remote_index *r, enum kind 
     q->owner = r;
     q->kind = kind;
     q->number = ++r->numbers;
-    q->deadline_ms = now_ms() + (uint64_t)(r->c.timeout_s * 1000) + 1;
+    q->deadline_ms = kvr_now_ms() + (uint64_t)(r->c.timeout_s * 1000) + 1;
     q->next = r->open;
     r->open = q;
     return q;
@@ -373,10 +364,10 @@ static bool send_question(struct kvr_remote_query *q, const char *service, const
 static void probe(struct kvr_remote_index *r)
 {
     struct kvr_remote_query *q = query_new(r, INFO);
-    r->next_probe_ms = now_ms() + PROBE_MS;
+    r->next_probe_ms = kvr_now_ms() + PROBE_MS;
     if (!q) return;
     r->probing = true;
-    if (r->c.nats && r->c.predicted) q->deadline_ms = now_ms() + GATHER_MS; /* all that answer until then */
+    if (r->c.nats && r->c.predicted) q->deadline_ms = kvr_now_ms() + GATHER_MS; /* all that answer until then */
     kvr_buf_str(&q->body, "{}");
     if (!send_question(q, KVR_SERVICE_INFO, "")) fail(q, "the question cannot be sent", true);
 }
@@ -430,11 +421,6 @@ void kvr_remote_record(struct kvr_remote_index *r, const char *model, struct kvr
     if (!send_question(q, KVR_SERVICE_RECORD, model)) fail(q, "the question cannot be sent", true);
 }
 
-bool kvr_remote_registers(const struct kvr_remote_index *r)
-{
-    return r->registers;
-}
-
 const char *kvr_remote_why(const struct kvr_remote_index *r)
 {
     return r->state == GOOD ? "" : r->why[0] ? r->why : "the server has not answered yet";
@@ -445,7 +431,7 @@ const char *kvr_remote_why(const struct kvr_remote_index *r)
 static void on_tick(uv_timer_t *t)
 {
     struct kvr_remote_index *r = t->data;
-    uint64_t now = now_ms();
+    uint64_t now = kvr_now_ms();
     for (struct kvr_remote_query *q = r->open, *next; q; q = next) {
         next = q->next;
         if (now < q->deadline_ms) continue;

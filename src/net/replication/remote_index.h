@@ -66,12 +66,7 @@ void kvr_remote_cancel(struct kvr_remote_query *q);
 /* Records a decision; nobody waits for it. */
 void kvr_remote_record(struct kvr_remote_index *r, const char *model, struct kvr_worker w, const uint64_t *locals, const uint64_t *seqs,
                        size_t n);
-/* Does it follow the workers that are registered with it? As its last info said. */
-bool kvr_remote_registers(const struct kvr_remote_index *r);
 /* Why it is not good; "" when it is. */
 const char *kvr_remote_why(const struct kvr_remote_index *r);
-
-/* The last token of a service subject: the model, in letters that NATS allows; told apart by a hash when changed. */
-void kvr_service_subject(char *out, size_t cap, const char *scope, const char *service, const char *model);
 
 #endif

@@ -123,11 +123,6 @@ struct kvr_sync {
     struct kvr_sync_stats stats;
 };
 
-static uint64_t now_ms(void)
-{
-    return kvr_now_ns(kvr_clock_monotonic()) / 1000000;
-}
-
 static void count(struct kvr_sync *s, uint64_t *counter, uint64_t n)
 {
     kvr_lock(&s->lock);
@@ -260,7 +255,7 @@ static void send_snapshots(struct kvr_sync *s)
     struct kvr_buf b = {0};
     size_t n = s->asked_n;
     s->asked_n = 0;
-    s->snapshot_ms = now_ms() + SNAPSHOT_EVERY_MS;
+    s->snapshot_ms = kvr_now_ms() + SNAPSHOT_EVERY_MS;
     flush(s, false);
     s->h.write_snapshot(s->h.ctx, &b);
     if (!b.failed) {
@@ -288,8 +283,8 @@ static void take_questions(struct kvr_sync *s)
 {
     char frame[64];
     int n;
-    uint64_t until = now_ms() + TURN_MS;
-    while (now_ms() < until && (n = zmq_recv(s->pub, frame, sizeof frame - 1, ZMQ_DONTWAIT)) >= 0) {
+    uint64_t until = kvr_now_ms() + TURN_MS;
+    while (kvr_now_ms() < until && (n = zmq_recv(s->pub, frame, sizeof frame - 1, ZMQ_DONTWAIT)) >= 0) {
         if (n < 3 || n >= (int)sizeof frame - 1 || frame[0] != 1 || frame[1] != 's') continue;
         frame[n] = 0;
         note_question(s, frame + 1);
@@ -320,7 +315,7 @@ static void ask_snapshot(struct kvr_sync *s, struct peer *p)
     stop_asking(p);
     drop_held(p);
     p->state = SYNCING;
-    p->asked_ms = now_ms();
+    p->asked_ms = kvr_now_ms();
     p->parts = 0;
     p->again = false;
     snprintf(p->topic, sizeof p->topic, "s%016llx", (unsigned long long)kvr_mix64(s->self ^ ++s->nonce));
@@ -451,7 +446,7 @@ static void take_message(struct kvr_sync *s, struct peer *p, const char *topic, 
     }
     count(s, &s->stats.messages_received, 1);
     if (m.publisher == s->self) return; /* somebody gave us our own port */
-    p->heard_ms = now_ms();
+    p->heard_ms = kvr_now_ms();
     if (m.kind == KIND_EVENTS) {
         if (m.number && m.number < UINT64_MAX / 2) take_live(s, p, m.publisher, m.number, m.data, m.len);
     } else if (p->state == SYNCING && m.publisher == p->publisher && !strcmp(topic, p->topic)) {
@@ -481,8 +476,8 @@ static bool next_frame(struct peer *p, zmq_msg_t *m, bool *more)
 /* Takes what a peer has sent, at most a turn's worth, so that all get their turn. */
 static void take_messages(struct kvr_sync *s, struct peer *p)
 {
-    uint64_t until = now_ms() + TURN_MS;
-    for (int burst = 0; burst < 256 && now_ms() <= until && !s->stop; burst++) {
+    uint64_t until = kvr_now_ms() + TURN_MS;
+    for (int burst = 0; burst < 256 && kvr_now_ms() <= until && !s->stop; burst++) {
         char topic[24] = "";
         zmq_msg_t m;
         bool more;
@@ -580,12 +575,10 @@ static void set_int(void *socket, int option, int value)
 /* false: no memory. */
 static bool line_open(struct kvr_sync *s, struct peer *p)
 {
-    char name[64];
     int64_t max = FRAME_MAX;
     p->line = (struct kvr_zmq_line){0};
     p->sub = zmq_socket(s->zmq, ZMQ_SUB);
-    p->monitor = zmq_socket(s->zmq, ZMQ_PAIR);
-    if (!p->sub || !p->monitor) return false;
+    if (!p->sub) return false;
     set_int(p->sub, ZMQ_LINGER, 0);
     set_int(p->sub, ZMQ_RCVHWM, HWM);
     set_int(p->sub, ZMQ_RECONNECT_IVL, 100);
@@ -593,18 +586,14 @@ static bool line_open(struct kvr_sync *s, struct peer *p)
     set_int(p->sub, ZMQ_IPV6, 1);
     zmq_setsockopt(p->sub, ZMQ_MAXMSGSIZE, &max, sizeof max);
     zmq_setsockopt(p->sub, ZMQ_SUBSCRIBE, "e", 1);
-    snprintf(name, sizeof name, "inproc://peer-%u-%llu", p->id, (unsigned long long)++s->nonce);
-    return zmq_socket_monitor(p->sub, name, ZMQ_EVENT_CONNECTED | ZMQ_EVENT_DISCONNECTED) == 0 && zmq_connect(p->monitor, name) == 0 &&
-           kvr_curve_client(s->curve, p->sub, p->endpoint) == 0 && zmq_connect(p->sub, p->endpoint) == 0;
+    p->monitor = kvr_zmq_monitor_open(s->zmq, p->sub, ZMQ_EVENT_CONNECTED | ZMQ_EVENT_DISCONNECTED);
+    return p->monitor && kvr_curve_client(s->curve, p->sub, p->endpoint) == 0 && zmq_connect(p->sub, p->endpoint) == 0;
 }
 
 static void line_close(struct peer *p)
 {
-    if (p->sub) {
-        zmq_socket_monitor(p->sub, NULL, 0);
-        zmq_close(p->sub);
-    }
-    if (p->monitor) zmq_close(p->monitor);
+    kvr_zmq_monitor_close(p->monitor, p->sub);
+    if (p->sub) zmq_close(p->sub);
     p->sub = p->monitor = NULL;
 }
 
@@ -627,22 +616,15 @@ static void peer_close(struct kvr_sync *s, size_t at)
 /* Connections: what the monitors tell, and who sends without end. */
 static void look_at_lines(struct kvr_sync *s)
 {
-    uint64_t now = now_ms();
+    uint64_t now = kvr_now_ms();
     if (s->nats || now < s->look_ms) return;
     s->look_ms = now + LOOK_MS;
     kvr_zmq_guard_step(&s->guard, now);
     for (size_t i = 0; i < s->peers_n; i++) {
         struct peer *p = s->peers[i];
-        unsigned char told[6];
-        char address[ENDPOINT_MAX];
-        while (p->monitor && zmq_recv(p->monitor, told, sizeof told, ZMQ_DONTWAIT) >= (int)sizeof told) {
-            uint16_t event;
-            uint32_t value;
-            memcpy(&event, told, sizeof event);
-            memcpy(&value, told + sizeof event, sizeof value);
-            (void)zmq_recv(p->monitor, address, sizeof address, ZMQ_DONTWAIT);
-            kvr_zmq_line_event(&p->line, event, value, now);
-        }
+        uint16_t event;
+        uint32_t value;
+        while (p->monitor && kvr_zmq_monitor_read(p->monitor, &event, &value)) kvr_zmq_line_event(&p->line, event, value, now);
         bool flood = kvr_zmq_line_unread(&p->line, now) > UNREAD_MAX;
         if (p->sub && !flood) continue;
         count(s, &s->stats.floods, flood);
@@ -676,7 +658,7 @@ static void run_commands(struct kvr_sync *s)
 
 static void look_at_clocks(struct kvr_sync *s)
 {
-    uint64_t now = now_ms();
+    uint64_t now = kvr_now_ms();
     for (size_t i = 0; i < s->peers_n; i++) {
         struct peer *p = s->peers[i];
         if (p->state != WAITING && now - p->heard_ms > SILENCE_MS) lose(s, p);
@@ -707,7 +689,7 @@ static void *sync_main(void *arg)
     while (!s->stop) {
         zmq_pollitem_t items[PEERS_MAX + 2] = {{.fd = s->wake, .events = ZMQ_POLLIN}, {.socket = s->pub, .events = ZMQ_POLLIN}};
         size_t n = s->nats ? 0 : s->peers_n, fixed = s->nats ? 1 : 2;
-        uint64_t now = now_ms(), until = flush_at ? KVR_MIN(flush_at, s->heartbeat_ms) : s->heartbeat_ms, junk;
+        uint64_t now = kvr_now_ms(), until = flush_at ? KVR_MIN(flush_at, s->heartbeat_ms) : s->heartbeat_ms, junk;
         if (!s->nats) until = KVR_MIN(until, s->look_ms);
         if (s->asked_n) until = KVR_MIN(until, s->snapshot_ms);
         for (size_t i = 0; i < n; i++) { /* one without a socket waits for memory */
@@ -716,15 +698,15 @@ static void *sync_main(void *arg)
         }
         zmq_poll(items, (int)(n + fixed), until > now ? (long)(until - now) : 0);
         if (items[0].revents) {
-            if (read(s->wake, &junk, sizeof junk) > 0 && !flush_at) flush_at = now_ms() + BATCH_MS;
+            if (read(s->wake, &junk, sizeof junk) > 0 && !flush_at) flush_at = kvr_now_ms() + BATCH_MS;
             run_commands(s);
         }
         if (s->nats) take_mail(s);
         else if (items[1].revents) take_questions(s);
-        if (s->asked_n && now_ms() >= s->snapshot_ms) send_snapshots(s);
+        if (s->asked_n && kvr_now_ms() >= s->snapshot_ms) send_snapshots(s);
         for (size_t i = 0; i < n && i < s->peers_n; i++)
             if (s->peers[i]->sub) take_messages(s, s->peers[i]);
-        if (flush_at && now_ms() >= flush_at) {
+        if (flush_at && kvr_now_ms() >= flush_at) {
             flush_at = 0;
             flush(s, false);
         }

@@ -102,21 +102,44 @@ void kvr_zmq_let_go(void *socket)
     (void)zmq_getsockopt(socket, ZMQ_EVENTS, &events, &len);
 }
 
+/* ---- what a socket tells of its connections ---------------------------------------------------------------------------- */
+
+void *kvr_zmq_monitor_open(void *zmq, void *socket, int events)
+{
+    static _Atomic unsigned long names;
+    char name[64];
+    void *monitor = zmq_socket(zmq, ZMQ_PAIR);
+    snprintf(name, sizeof name, "inproc://monitor-%lu", atomic_fetch_add(&names, 1));
+    if (monitor && zmq_socket_monitor(socket, name, events) == 0 && zmq_connect(monitor, name) == 0) return monitor;
+    if (monitor) zmq_close(monitor);
+    return NULL;
+}
+
+bool kvr_zmq_monitor_read(void *monitor, uint16_t *event, uint32_t *value)
+{
+    unsigned char told[sizeof *event + sizeof *value];
+    char address[256];
+    if (zmq_recv(monitor, told, sizeof told, ZMQ_DONTWAIT) < (int)sizeof told) return false;
+    memcpy(event, told, sizeof *event);
+    memcpy(value, told + sizeof *event, sizeof *value);
+    (void)zmq_recv(monitor, address, sizeof address, ZMQ_DONTWAIT);
+    return true;
+}
+
+void kvr_zmq_monitor_close(void *monitor, void *socket)
+{
+    if (socket) zmq_socket_monitor(socket, NULL, 0);
+    if (monitor) zmq_close(monitor);
+}
+
 /* ---- connections to a socket we bound ---------------------------------------------------------------------------------- */
 
 int kvr_zmq_guard_init(struct kvr_zmq_guard *g, void *zmq, void *socket, size_t peers_max, const struct kvr_zmq_budget *budget)
 {
-    char name[64];
     *g = (struct kvr_zmq_guard){
         .budget = budget, .peers_max = KVR_MIN(peers_max, (size_t)KVR_ZMQ_PEERS_MAX), .said_max = PEER_SAYS, .stall_ms = STALL_MS};
-    snprintf(name, sizeof name, "inproc://guard-%p", socket);
-    g->monitor = zmq_socket(zmq, ZMQ_PAIR);
-    if (!g->monitor || zmq_socket_monitor(socket, name, ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_DISCONNECTED) || zmq_connect(g->monitor, name)) {
-        if (g->monitor) zmq_close(g->monitor);
-        g->monitor = NULL;
-        return -KVR_ENOMEM;
-    }
-    return 0;
+    g->monitor = kvr_zmq_monitor_open(zmq, socket, ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_DISCONNECTED);
+    return g->monitor ? 0 : -KVR_ENOMEM;
 }
 
 void kvr_zmq_guard_stats(const struct kvr_zmq_guard *g, struct kvr_zmq_guard_stats *out)
@@ -131,8 +154,7 @@ void kvr_zmq_guard_stats(const struct kvr_zmq_guard *g, struct kvr_zmq_guard_sta
 void kvr_zmq_guard_close(struct kvr_zmq_guard *g, void *socket)
 {
     if (!g->monitor) return;
-    zmq_socket_monitor(socket, NULL, 0);
-    zmq_close(g->monitor);
+    kvr_zmq_monitor_close(g->monitor, socket);
     g->monitor = NULL;
 }
 
@@ -176,14 +198,9 @@ static void gone(struct kvr_zmq_guard *g, int fd)
 
 static void read_monitor(struct kvr_zmq_guard *g, uint64_t now_ms)
 {
-    unsigned char told[6];
-    char address[256];
-    while (zmq_recv(g->monitor, told, sizeof told, ZMQ_DONTWAIT) >= (int)sizeof told) {
-        uint16_t event;
-        uint32_t value;
-        memcpy(&event, told, sizeof event);
-        memcpy(&value, told + sizeof event, sizeof value);
-        (void)zmq_recv(g->monitor, address, sizeof address, ZMQ_DONTWAIT);
+    uint16_t event;
+    uint32_t value;
+    while (kvr_zmq_monitor_read(g->monitor, &event, &value)) {
         if (event == ZMQ_EVENT_ACCEPTED) accepted(g, (int)value, now_ms);
         else if (event == ZMQ_EVENT_DISCONNECTED) gone(g, (int)value);
     }

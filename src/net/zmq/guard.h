@@ -61,6 +61,15 @@ int kvr_zmq_message(struct kvr_zmq_budget *b, const void *head, size_t head_len,
  * only when it is used. */
 void kvr_zmq_let_go(void *socket);
 
+/* ---- what a socket tells of its connections ---------------------------------------------------------------------------- */
+
+/* Hears of these events of a socket. NULL: no memory. */
+void *kvr_zmq_monitor_open(void *zmq, void *socket, int events);
+/* The next one. Returns: false: there is none. */
+bool kvr_zmq_monitor_read(void *monitor, uint16_t *event, uint32_t *value);
+/* Before the socket is closed. NULL is fine for both. */
+void kvr_zmq_monitor_close(void *monitor, void *socket);
+
 /* ---- connections to a socket we bound ---------------------------------------------------------------------------------- */
 
 enum { KVR_ZMQ_PEERS_MAX = 128 };
