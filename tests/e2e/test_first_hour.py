@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What somebody meets who puts the router in front of their engines for the first time: each mistake is named once, where they look."""
+import contextlib
 import http.server
 import json
+import socket
 import subprocess
 import threading
 import time
@@ -18,11 +20,15 @@ class Worker:
     """An engine's HTTP side that answers as it is told: path -> status, or body (a dict is JSON), or a callable that makes one."""
 
     def __init__(self, **kw):
-        self.answers, self.requests = {"/health": 200, "/v1/models": MODELS}, []
+        self.answers, self.requests, self.connections = {"/health": 200, "/v1/models": MODELS}, [], []
         mine = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+
+            def setup(self):
+                super().setup()
+                mine.connections.append(self.connection)
 
             def do_POST(self):
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -58,6 +64,9 @@ class Worker:
     def close(self):
         self.server.shutdown()
         self.server.server_close()
+        for c in self.connections:  # a process that has gone answers nobody, on those that it had neither
+            with contextlib.suppress(OSError):
+                c.shutdown(socket.SHUT_RDWR)
 
 
 @pytest.fixture
