@@ -110,6 +110,7 @@ static char *put_own_name(char *p, const struct kvr_event *ev, const struct mock
     uint64_t name = (ev->kind == KVR_EVENT_STORED ? one.blocks->block_hash : *one.removed) ^ OWN_NAMES;
     struct kvr_block block = {.block_hash = name};
     one.blocks = &block;
+    one.blocks_n = ev->kind == KVR_EVENT_STORED;
     one.removed = &name;
     one.has_parent = ev->has_parent;
     one.parent_hash = ev->parent_hash ^ OWN_NAMES;

@@ -384,7 +384,7 @@ static bool has_prompt_ids(struct kvr_json root, const struct mock_ask *a)
 
 int mock_read_ask(struct mock *m, enum mock_api api, const char *body, size_t len, struct mock_ask *out, struct mock_error *e)
 {
-    struct kvr_json root;
+    struct kvr_json root = {0};
     memset(out, 0, sizeof *out);
     out->api = api;
     if (parse_object(m, body, len, &root, e) || mock_kv_read(m, root, &out->kv) || read_model(m, root, out, e) ||
@@ -419,7 +419,7 @@ void mock_ask_free(struct mock_ask *a)
 int mock_read_tokenize(struct mock *m, const char *body, size_t len, struct mock_prompt *out, bool *strings, struct mock_error *e)
 {
     struct mock_ask a = {.api = MOCK_COMPLETIONS};
-    struct kvr_json root;
+    struct kvr_json root = {0};
     int rc = parse_object(m, body, len, &root, e) || read_model(m, root, &a, e) ? -1 : 0;
     if (rc == 0) {
         *strings = is_on(root, "return_token_strs");

@@ -261,7 +261,7 @@ void admin_workers_write(struct admin *admin, struct kvr_buf *b, const char *mod
     struct kvr_view_status *st = views_status(admin->workers, &n);
     struct worker_spec *copy = malloc(sizeof *copy);
     if (!st || !copy) b->failed = true;
-    if (n) qsort(st, n, sizeof *st, by_rank);
+    if (st && n) qsort(st, n, sizeof *st, by_rank);
     kvr_json_open(b, '[');
     for (const struct worker *w = workers_first(admin->workers); w && !b->failed; w = w->next)
         if (copy_of(admin, w, model, group, copy)) put_worker(admin, b, &copy->w, st, n);
