@@ -27,7 +27,7 @@ ENV = {
     "tsan": {"TSAN_OPTIONS": f"suppressions={SUPPRESSIONS} exitcode=66 handle_abort=1 history_size=4", "KVROUTE_SLOW": "5", "KVR_OPS": "60000"},
 }
 LEAST_SHARE = 0.15  # of a core; what waits does so with a process or three, which start and end
-MORE_THAN_CORES = 0.5  # of a core that is planned twice: tests do not use their shares evenly, and a core that waits is lost
+MORE_THAN_CORES = 0.25  # of a core that is planned twice: tests do not use their shares evenly, and a core that waits is lost
 # Every test runs under the address sanitizer. The thread sanitizer is for what several threads do at once: unit tests that start none
 # run without it, and the address run of each of them checks that; end-to-end files that it could tell nothing about are these.
 THREADED = {**dict.fromkeys((
