@@ -186,7 +186,7 @@ static int open_ports(struct serve *s)
     if (!s->o->select_only) {
         ports.connections_max = data_connections(s);
         int rc = data_plane_open(s->rooms.data, &ports);
-        if (rc) return rc == UV_ENOMEM ? 1 : listen_failed("port", s->o->host, s->o->port, rc);
+        if (rc) return listen_failed("port", s->o->host, s->o->port, rc);
     }
     int rc = admin_start(s->rooms.admin, &admin);
     return rc ? listen_failed(s->o->select_only ? "port" : "admin-port", s->o->admin_host, s->o->admin_port, rc) : 0;

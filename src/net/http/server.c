@@ -263,7 +263,7 @@ static void look_at(struct kvr_http_conn *c, uint64_t now)
     } else if (c->answering || !c->deadline_ms || now < c->deadline_ms) {
         if (c->server->draining) close_if_idle(c);
     } else if (c->started_message && !c->close_when_sent && (c->queued || has_unread(c))) {
-        kvr__conn_deadline(c, 1); /* it is we who are late, or it takes no answers: is_stuck judges that */
+        kvr__conn_deadline(c, c->server->config.head_timeout_s); /* we are late, or it takes no answers: is_stuck judges that */
     } else if (c->started_message && !c->close_when_sent) {
         kvr__answer_refuse(c, 408, "the request did not arrive in time");
         kvr__conn_deadline(c, REFUSED_S);

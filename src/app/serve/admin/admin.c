@@ -748,7 +748,8 @@ int admin_start(struct admin *admin, const struct admin_port *port)
                                         .put_headers = put_ignored,
                                         .body_room = body_room};
     int rc = selection_start(admin, begin);
-    if (!rc) rc = remote_open(admin->peers, &admin->process->main_loop, admin->process->client, admin->remotes, &admin->remotes_n);
+    if (!rc && remote_open(admin->peers, &admin->process->main_loop, admin->process->client, admin->remotes, &admin->remotes_n))
+        rc = UV_ENOMEM;
     return rc ? rc : kvr_http_server_start(&admin->process->main_loop, &sc, &admin->server);
 }
 

@@ -8,7 +8,9 @@
 struct discovery *discovery_create(struct process *p, struct workers *workers, struct config *config, struct peers *peers)
 {
     struct discovery *d = calloc(1, sizeof *d);
-    if (d) *d = (struct discovery){.o = p->o, .process = p, .workers = workers, .config = config, .peers = peers};
+    if (!d) return NULL;
+    *d = (struct discovery){.o = p->o, .process = p, .workers = workers, .config = config, .peers = peers};
+    kvr_lock_init(&d->lock, KVR_LOCK_FINDINGS);
     return d;
 }
 
@@ -83,6 +85,7 @@ void discovery_destroy(struct discovery *d)
     if (!d) return;
     discovery_dns_free(d->dns);
     found_workers_close(d);
+    kvr_lock_destroy(&d->lock);
     free(d);
 }
 

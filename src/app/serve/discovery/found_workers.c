@@ -354,7 +354,6 @@ void found_workers_take_mail(struct discovery *d)
 
 bool found_workers_open(struct discovery *d)
 {
-    kvr_lock_init(&d->lock, KVR_LOCK_FINDINGS);
     d->scratch = calloc(1, sizeof *d->scratch);
     return d->scratch != NULL;
 }
@@ -372,6 +371,5 @@ void found_workers_close(struct discovery *d)
         free(f->waits);
         free(f);
     }
-    kvr_lock_destroy(&d->lock);
     free(d->scratch);
 }
