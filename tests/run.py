@@ -386,6 +386,9 @@ def main():
         outcomes.append(o)
     if "--pace" in options:
         write_pace(outcomes)
+    for o in outcomes:
+        if o.bad:  # again, where one looks first
+            print(f"FAIL {o.name}: {' '.join(re.findall(r'^(?:FAILED|ERROR) ([^ ]+)', o.text, re.M)) or o.text[-200:].strip()}")
     print(f"took {time.monotonic() - started:.0f} s")
     print(f"{passed} passed, {failed} failed", flush=True)
     sys.exit(1 if failed else 0)

@@ -36,13 +36,15 @@ def test_the_terms_of_a_delay_are_shown(start):
     for i in range(10):  # what a token costs is seen
         assert s.complete([5000 + i] * (10 + 300 * i), max_tokens=4, stream=True).status == 200
     hold(s, tokens, 1)
+    factor = {w["worker_id"]: w["ttft_model"]["factor"] for w in s.get("/workers")}
     r = s.complete(tokens, headers={"x-request-id": "why", "x-kvroute-explain": "1"})
     d = decision(s, "why")
     for row in d["candidates"]:
         assert all(row[t] >= 0 for t in TERMS) and row["copy_blocks"] >= 0 and row["pending_blocks"] >= 0 and row["pressure"] == 0
         assert abs(sum(row[t] for t in TERMS) - row["cost"]) < 0.01 * max(row["cost"], 1)
     holder, other = sorted(d["candidates"], key=lambda row: -row["device_blocks"])
-    assert holder["computing_ms"] < other["computing_ms"] and holder["first_ms"] < other["first_ms"]
+    for term in ("computing_ms", "first_ms"):  # for a worker as fast as any: how fast each one seems is the machine's affair
+        assert holder[term] / factor[holder["worker_id"]] < other[term] / factor[other["worker_id"]]
     chosen = next(row for row in d["candidates"] if row["worker_id"] == d["worker_id"])
     assert [d[t] for t in TERMS] == [chosen[t] for t in TERMS] and d["pending_blocks"] == chosen["pending_blocks"] == 0
     explained = r.headers["x-kvroute-explain"]
