@@ -10,7 +10,7 @@
 #include "app/serve/common/clock.h"
 #include "app/serve/workers/engines/usage_reporting.h"
 #include "app/serve/workers/entry/worker_tls.h"
-#include "app/serve/workers/learn.h"
+#include "app/serve/workers/engines/learnt.h"
 #include "app/serve/workers/table/rank.h"
 #include "app/serve/workers/views/evidence.h"
 #include "app/serve/workers/views/tiers.h"

@@ -16,6 +16,7 @@
  * be, and what it says of it shows that it reads the header, and how it counts. SGLang's own word is taken. Else the worker has one
  * place, its requests name no rank, and no events are followed, as nobody can tell whose cache a request will meet.
  */
+#include "app/serve/workers/engines/learnt.h"
 #include "app/serve/workers/learn.h"
 
 #include <stdarg.h>

@@ -13,7 +13,7 @@
 #include "app/serve/workers/counts/labels.h"
 #include "app/serve/workers/engines/engine_load.h"
 #include "app/serve/workers/engines/health.h"
-#include "app/serve/workers/learn.h"
+#include "app/serve/workers/engines/learnt.h"
 #include "app/serve/workers/table/room.h"
 #include "app/serve/workers/table/roster.h"
 #include "app/serve/workers/views/evidence.h"

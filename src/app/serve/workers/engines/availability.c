@@ -10,7 +10,7 @@
 
 #include "app/serve/common/clock.h"
 #include "app/serve/workers/engines/usage_reporting.h"
-#include "app/serve/workers/learn.h"
+#include "app/serve/workers/engines/learnt.h"
 #include "app/serve/workers/table/room.h"
 #include "app/serve/workers/table/roster.h"
 #include "base/log.h"

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "app/serve/common/clock.h"
-#include "app/serve/workers/learn.h"
+#include "app/serve/workers/engines/learnt.h"
 #include "app/serve/workers/table/room.h"
 #include "base/log.h"
 

@@ -9,7 +9,7 @@
 #include <kvroute/hash.h>
 
 #include "app/serve/common/clock.h"
-#include "app/serve/workers/learn.h"
+#include "app/serve/workers/engines/learnt.h"
 #include "app/serve/workers/table/room.h"
 #include "app/serve/workers/table/roster.h"
 #include "app/serve/workers/views/evidence.h"
