@@ -102,11 +102,11 @@ enum local_tokens local_tokens_ask(struct request *r, struct kvr_tokenizer *t, s
 {
     struct kvr_ids *ids;
     struct kvr_tok_job *rest = NULL;
-    if (question->len > QUESTION_MAX) return HERE_NOT;
-    if (question->len > WHOLE_ON_LOOP) return begin_errand(r, t, question, NULL) ? LOCAL_WAITS : HERE_NOT;
+    if (question->len > QUESTION_MAX) return LOCAL_NOT;
+    if (question->len > WHOLE_ON_LOOP) return begin_errand(r, t, question, NULL) ? LOCAL_WAITS : LOCAL_NOT;
     int rc = kvr_tokenizer_at_once(t, question->data, question->len, &ids, &rest);
-    if (rc == 0) return take_ids(r, ids) ? HERE_MADE : HERE_NOT;
-    return rc == 1 && begin_errand(r, t, question, rest) ? LOCAL_WAITS : HERE_NOT;
+    if (rc == 0) return take_ids(r, ids) ? LOCAL_MADE : LOCAL_NOT;
+    return rc == 1 && begin_errand(r, t, question, rest) ? LOCAL_WAITS : LOCAL_NOT;
 }
 
 struct request *local_tokens_next_made(struct loop *l)

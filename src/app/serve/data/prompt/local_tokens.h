@@ -10,8 +10,8 @@
 #include "app/serve/data/request/request.h"
 
 enum local_tokens {
-    HERE_NOT,   /* an engine has to be asked */
-    HERE_MADE,  /* r->tokens */
+    LOCAL_NOT,  /* an engine has to be asked */
+    LOCAL_MADE, /* r->tokens */
     LOCAL_WAITS /* for a thread: the request comes out of local_tokens_next_made(), for local_tokens_take() */
 };
 

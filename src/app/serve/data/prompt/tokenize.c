@@ -349,8 +349,8 @@ static enum outcome ask(struct request *r, struct kvr_body *body)
     }
     now->question = kvr_body_ref(body);
     now->asked_ns = kvr_now_ns(kvr_clock_monotonic());
-    switch (trusted ? local_tokens_ask(r, t, body) : HERE_NOT) {
-    case HERE_MADE: return made_here(r);
+    switch (trusted ? local_tokens_ask(r, t, body) : LOCAL_NOT) {
+    case LOCAL_MADE: return made_here(r);
     case LOCAL_WAITS: request_wait_until(r, 0); return OUTCOME_WAITS;
     default: return ask_engine(r);
     }
