@@ -337,6 +337,7 @@ static const struct option_row serve_rows[] = {
     BOO("ask-engines", ask_engines, "true", NULL,
         "ask each worker for its block size, KV events endpoints and ranks; what its entry does not give is taken from there"),
     DBL("health-interval", health_interval, "5", 0.05, 86400, NULL, "seconds between health checks"),
+    DBL("health-timeout", health_timeout, "0", 0, 86400, NULL, "seconds that a health check may take (0: the interval, at least 1)"),
     NUM("breaker-failures", breaker_failures, "10", 1, 1e9, NULL, "consecutive failures that open a worker's breaker"),
     DBL("breaker-cooldown", breaker_cooldown, "60", 0, 86400, NULL, "seconds a breaker stays open"),
     NUM("max-retries", max_retries, "2", 0, RETRIES_MAX, NULL, "retries on other workers before the first byte"),

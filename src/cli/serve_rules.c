@@ -166,6 +166,8 @@ static void check_fleet(struct serve_checker *c, const struct serve_options *o)
          "use-remote-indexer and router-predicted-ttl-secs exclude each other: there is no index here"},
         {o->replica_sync && !o->replica_sync_port && o->replica_sync_transport == 0, "router-replica-sync",
          "router-replica-sync needs replica-sync-port, or replica-sync-transport nats"},
+        {o->health_timeout > 100 * o->health_interval, "health-timeout|health-interval",
+         "health-timeout: allowed: at most a hundred times health-interval, since so many checks of a worker may be open at once"},
         {!client_routes_check(o->pass_routes), "pass-routes",
          "pass-routes: allowed: paths that begin with /, without escapes; * at the end only"},
         {o->replica_sync_port && o->handover, "replica-sync-port|handover",

@@ -247,7 +247,7 @@ class Serve(Process):
     def __init__(self, workers, *extra, ready=True, ports=None, wait=True, tls=None, admin_tls=None, **kw):
         self.port, self.admin = ports or (free_ports(), free_ports())
         SPEAKS_TLS.update({self.port: tls, self.admin: admin_tls})
-        args = ["serve", "--host", "127.0.0.1", "--port", self.port, "--admin-port", self.admin, "--health-interval", 0.3]
+        args = ["serve", "--host", "127.0.0.1", "--port", self.port, "--admin-port", self.admin, "--health-interval", 0.3, "--health-timeout", 10]  # looked at often; a busy machine's worker is not down
         for w in workers:
             args += ["--worker", w if isinstance(w, str) else w.spec()]
         if "--use-remote-indexer" in extra:  # not 0.1 s, which a busy machine may take; a test of slow ones gives its own

@@ -108,8 +108,16 @@ def test_a_worker_that_refuses_is_one_line_and_so_is_its_return(start):
 @pytest.mark.parametrize("health,why", [(500, "status 500"), (lambda: time.sleep(4) or 200, "no answer in time")])
 def test_why_a_worker_is_down(start, worker, health, why):
     w = worker(health=health)
-    s = start(Serve, [w.url], "--no-router-kv-events", ready=False)
+    s = start(Serve, [w.url], "--no-router-kv-events", "--health-timeout", 1, ready=False)
     says(s, "worker 1", "is down", why)
+
+
+def test_a_busy_engine_was_down_because_it_answered_later_than_checks_come(start, worker):
+    asked = []
+    w = worker(health=lambda: asked.append(time.sleep(2)) or 200)
+    s = start(Serve, [w.url], "--no-router-kv-events", ready=False)
+    wait_for("answered", lambda: len(asked) > 3)
+    assert not lines(s, "is down") and s.get("/workers")[0]["status"] == "up"
 
 
 def test_a_name_that_is_unknown(start):

@@ -81,7 +81,7 @@ struct serve_options {
     uint64_t record_max_lines, record_max_count;
     double record_max_secs;
     double client_write_timeout, connect_timeout, first_token_timeout, stall_timeout, total_timeout, queue_timeout, tokenize_timeout,
-        restore_timeout, lame_duck_time, drain_timeout, health_interval, breaker_cooldown, session_ttl;
+        restore_timeout, lame_duck_time, drain_timeout, health_interval, health_timeout, breaker_cooldown, session_ttl;
     double overlap_credit, credit_decay, prefill_load_scale, request_weight, host_weight, disk_weight, temperature, ttl_secs,
         prune_target_ratio, queue_threshold;
     bool kv_events, assume_kv_reuse, track_active_blocks, track_output_blocks, track_prefill_tokens, clear_worker_wide;

@@ -204,6 +204,11 @@ static void on_timeout(uv_timer_t *t)
 
 static const struct kvr_http_call_handler check_handler = {on_head, on_body, on_done, on_failed};
 
+static double seconds_for_an_answer(const struct serve_options *o)
+{
+    return o->health_timeout > 0 ? o->health_timeout : KVR_MAX(o->health_interval, 1.0);
+}
+
 /* NULL: out of memory. */
 static struct check *check_start(struct workers *ws, uint64_t id, const struct kvr_endpoint *e, const char *key, bool models)
 {
@@ -234,7 +239,7 @@ static struct check *check_start(struct workers *ws, uint64_t id, const struct k
         check_end(k);
         return NULL;
     }
-    uv_timer_start(&k->timeout, on_timeout, (uint64_t)(KVR_MAX(ws->o->health_interval, 1.0) * 1000), 0);
+    uv_timer_start(&k->timeout, on_timeout, (uint64_t)(seconds_for_an_answer(ws->o) * 1000) + 1, 0);
     return k;
 }
 
