@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the tables of docs/metrics.md from what a running `kvroute serve` (the release build) says of its metrics. --check: only says what
+"""Writes the tables of docs/reference/metrics.md from what a running `kvroute serve` (the release build) says of its metrics. --check: only says what
 is missing. Labels that a family has only in other fleets stay as they stand in the page."""
 import os
 import re
@@ -8,7 +8,7 @@ import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../tests/e2e"))
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
-PAGE = os.path.join(ROOT, "docs/metrics.md")
+PAGE = os.path.join(ROOT, "docs/reference/metrics.md")
 os.environ.setdefault("KVROUTE", os.path.join(ROOT, "build/release/kvroute"))
 BEGIN, END = "<!-- scripts/metrics_page.py writes from here -->\n", "<!-- to here -->\n"
 SECTIONS = [
@@ -82,7 +82,7 @@ def main():
     old, tail = rest.split(END)
     new = tables(families(scrape()), old)
     if "--check" in sys.argv[1:]:
-        sys.exit("docs/metrics.md is not what serve says: scripts/metrics_page.py writes it" if new != old else 0)
+        sys.exit("docs/reference/metrics.md is not what serve says: scripts/metrics_page.py writes it" if new != old else 0)
     with open(PAGE, "w") as f:
         f.write(head + BEGIN + new + END + tail)
 

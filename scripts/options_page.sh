@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Writes docs/configuration.md from the program's own option tables.
+# Writes docs/reference/configuration.md from the program's own option tables.
 set -eu
 cd "$(dirname "$0")/.."
 k=build/release/kvroute
@@ -10,7 +10,7 @@ k=build/release/kvroute
   echo "Written by \`make options-page\` from the program's tables; the tests compare. Flag beats environment beats YAML file"
   echo "(\`--config FILE\`) beats default. A boolean is \`--name\`, \`--no-name\` or \`--name=VALUE\`. Of two environment names the"
   echo "first beats the second, which is that of NVIDIA Dynamo's router. \`none\` and \`null\` stand for -1 where -1 means off."
-  echo "[config.md](config.md) shows files, and how to check them."
+  echo "[config.md](../guides/config.md) shows files, and how to check them."
   echo
   echo "## kvroute serve"
   echo
@@ -23,4 +23,4 @@ k=build/release/kvroute
   echo "## kvroute publish"
   echo
   $k publish --help=markdown
-} >docs/configuration.md
+} >docs/reference/configuration.md

@@ -20,7 +20,7 @@ static const struct option_row rows[] = {
     {"tokenizer-lib", OPT_STRING, AT(tokenizer_lib), NULL, 0, 0, "FILE",
      "libkvr_tokenizer.so; default: beside the program, in ../lib/kvroute, where it was installed", NULL, NULL},
     {"tokenizer-profile", OPT_STRING, AT(tokenizer_profile), NULL, 0, 0, "JSON",
-     "what the engine does with a chat before its template (docs/tokens.md); default: what vLLM 0.32 does", NULL, NULL},
+     "what the engine does with a chat before its template (docs/guides/tokens.md); default: what vLLM 0.32 does", NULL, NULL},
     {"lora-name", OPT_STRING, AT(lora_name), NULL, 0, 0, "NAME", "LoRA adapter", NULL, NULL},
     {"cache-salt", OPT_STRING, AT(cache_salt), NULL, 0, 0, "TEXT", "cache namespace", NULL, NULL},
     {"eagle", OPT_BOOL, AT(eagle), "false", 0, 0, NULL, "windows of block size + 1 tokens", NULL, NULL},

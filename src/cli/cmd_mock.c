@@ -62,7 +62,7 @@ static const struct option_row rows[] = {
     ENU("role", role, "both", MOCK_KV_ROLES,
         "the side that it is of; with vllm-nixl each request says it, and this is only told at /mock/kv"),
     ENU("kv-protocol", kv_protocol, "none", MOCK_KV_PROTOCOLS,
-        "KV transfers to and from other mocks, as this connector has them (docs/mock.md)"),
+        "KV transfers to and from other mocks, as this connector has them (docs/guides/mock.md)"),
     NUM("kv-side-port", kv_side_port, "0", 0, 65535, "where others fetch KV; rank r uses port + r (0: any free ports; answers tell them)"),
     NUM("bootstrap-port", bootstrap_port, "8998", 1, 65535, "of --role prefill and both: where others ask for the addresses of its ranks"),
     DBL("bootstrap-timeout", bootstrap_timeout, "300", 0.01, 86400, "seconds that one side of a transfer waits for the other"),

@@ -57,7 +57,7 @@ static const struct option_row rows[] = {
     STR("tokenizer-lib", tokenizer_lib, NULL, "FILE",
         "libkvr_tokenizer.so; default: beside the program, in ../lib/kvroute, where it was installed"),
     STR("tokenizer-profile", tokenizer_profile, NULL, "JSON",
-        "what the engine does with a chat before its template (docs/tokens.md); default: what vLLM 0.32 does"),
+        "what the engine does with a chat before its template (docs/guides/tokens.md); default: what vLLM 0.32 does"),
     BOO("stream", stream, "true", "ask for streams"),
     BOO("progress", progress, "true", "show progress"),
     LOG_ROWS(AT(log)),

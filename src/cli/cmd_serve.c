@@ -73,7 +73,8 @@
             "seconds after SIGTERM in which /ready says 503 and requests are served as before, so that balancers turn elsewhere"),         \
         DBL("drain-timeout", drain_timeout, "180", 0, 864000, NULL, "seconds for what is open after that; the ports are free meanwhile"),  \
         STR("handover", handover, NULL, "PATH", NULL,                                                                                      \
-            "a socket file at which the next process with the same option takes the ports over, once it is ready (docs/restart.md)"),      \
+            "a socket file at which the next process with the same option takes the ports over, once it is ready "                         \
+            "(docs/guides/restart.md)"),                                                                                                   \
         BOO("check", check, NULL, NULL,                                                                                                    \
             "say what is wrong with the options and the files that they name, and start nothing; kvroute check has more of it"),           \
         STR("model", model, NULL, "NAME", NULL, "model name of workers that have none of their own"),                                      \
@@ -82,7 +83,8 @@
         STR("admin-key-file", admin_key_file, NULL, "FILE", NULL,                                                                          \
             "one key a line; the admin port (of select: its port) then needs Authorization: Bearer KEY, but for /health and /ready"),      \
         DBL("watch-files", watch_files, "0", 0, 86400, NULL,                                                                               \
-            "seconds between looks at the files that SIGHUP reads; those that have changed are read again (docs/reload.md); 0 = off"),     \
+            "seconds between looks at the files that SIGHUP reads; those that have changed are read again (docs/guides/reload.md); 0 = "   \
+            "off"),                                                                                                                        \
         STR("tls-ca", tls_ca, NULL, "FILE", NULL,                                                                                          \
             "certificates (PEM) that sign those of https workers, recover endpoints and remote indexers; default: the system's"),          \
         STR("outgoing-tls-cert", outgoing_tls_cert, NULL, "FILE", NULL, "the certificate (PEM) that this router shows to them"),           \
@@ -270,7 +272,7 @@ static const struct option_row serve_rows[] = {
      "taint, state; repeatable",
      NULL, NULL},
     STR("models-file", models_file, NULL, "FILE", NULL,
-        "YAML file of aliases, targets with weights, fallbacks and options of models (docs/models.md)"),
+        "YAML file of aliases, targets with weights, fallbacks and options of models (docs/guides/models.md)"),
     STR("host", host, "0.0.0.0", "ADDRESS", NULL, "address of the data port"),
     NUM("port", port, "8080", 0, 65535, NULL, "data port; 0: a free one, which the first line tells"),
     STR("admin-host", admin_host, "127.0.0.1", "ADDRESS", NULL, "address of the admin port; 0.0.0.0 for every one: then give it keys"),
@@ -333,7 +335,7 @@ static const struct option_row serve_rows[] = {
     DBL("total-timeout", total_timeout, "0", 0, TIMEOUT_MAX_S, NULL, "seconds for a whole request; 0 = off"),
     DBL("tokenize-timeout", tokenize_timeout, "5", 0, 86400, NULL, "seconds for the engine's tokenizer"),
     ENU("metrics-compat", metrics_compat, "none", "none|vllm|sglang", NULL,
-        "/metrics has the fleet's figures also under the names that this engine's dashboards ask for (docs/metrics.md)"),
+        "/metrics has the fleet's figures also under the names that this engine's dashboards ask for (docs/reference/metrics.md)"),
     BOO("ask-engines", ask_engines, "true", NULL,
         "ask each worker for its block size, KV events endpoints and ranks; what its entry does not give is taken from there"),
     DBL("health-interval", health_interval, "5", 0.05, 86400, NULL, "seconds between health checks"),
@@ -346,10 +348,10 @@ static const struct option_row serve_rows[] = {
         "longest prompt text that is turned into byte tokens (--tokenizer bytes); a longer one is refused with 413"),
     HTTP_ROWS,
     STR("api-key-file", api_key_file, NULL, "FILE", NULL,
-        "YAML file of API keys and their limits (docs/keys.md); the data port then needs one, but for /health and /ready"),
+        "YAML file of API keys and their limits (docs/guides/keys.md); the data port then needs one, but for /health and /ready"),
     WOR("pass-routes", pass_routes, NULL, "PATH[,PATH...]", NULL,
-        "further paths of engines that clients may reach, beside inference (docs/http.md); one that ends with * stands for all below: "
-        "/v1/*"),
+        "further paths of engines that clients may reach, beside inference (docs/reference/http.md); one that ends with * stands for all "
+        "below: /v1/*"),
     BOO("forward-client-key", forward_client_key, "false", NULL,
         "with --api-key-file: send the client's key on to workers; without, they get their own (api-key=) or none"),
     WOR("cors-allow-origin", cors_allow_origin, NULL, "ORIGIN[,ORIGIN...]", NULL,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The costs of a candidate, term by term: `delay`, and the linear one of NVIDIA Dynamo's router (docs/scheduling.md). No state, no
+/* The costs of a candidate, term by term: `delay`, and the linear one of NVIDIA Dynamo's router (docs/how/choice.md). No state, no
  * allocation. */
 #include "base/base.h"
 #include "select/ttft_line.h"

@@ -11,7 +11,7 @@
  * with n itself in the place of n / (n + FEW) busy decode workers leave everything to prefill workers that are as busy. LEG is what a
  * second request costs before the first token, TRANSFER the prompt's way to D: only this request waits for these.
  *
- * The constants were found with the simulator (docs/disaggregation.md, "When it pays", which has the scenes where they are wrong).
+ * The constants were found with the simulator (docs/guides/disaggregation.md, "When it pays", which has the scenes where they are wrong).
  */
 #include "base/base.h"
 

@@ -183,7 +183,7 @@ static bool equals(struct kvr_bytes a, const char *s, size_t len)
 
 /* How extra keys of one event are read. The list of a block has, in this order: the adapter's name, when there is one; identifiers of
  * images; in the first block of a chain the salt; digests of embeddings. Engines leave them untagged, so a text says what it is by its
- * place (docs/events.md has it release by release):
+ * place (docs/reference/events.md has it release by release):
  *
  *     equal to the event's lora_name, the first such of a block     the adapter
  *     behind "dynamo-cache-salt:", in the first block               the salt, from a publisher that tags it

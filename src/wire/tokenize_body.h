@@ -10,7 +10,7 @@
  *     generate         SGLang's own: text
  *
  * Values are copied as they are written: numbers, escapes and the order of members reach the engine unchanged. Of several prompts
- * the first is asked for. All this is what vLLM 0.32 was seen to do; docs/http.md has the table.
+ * the first is asked for. All this is what vLLM 0.32 was seen to do; docs/reference/http.md has the table.
  *
  * Truncation (truncate_prompt_tokens) is not among them: /tokenize does not do it. wire/prompt_tokens.h does.
  *

@@ -453,7 +453,7 @@ def read_sse(port, body, headers=None, until=None, path="/v1/completions"):
     return c, c.getresponse()
 
 
-with open(os.path.join(os.path.dirname(__file__), "../../docs/openapi-indexer.json"), encoding="utf-8") as _f:
+with open(os.path.join(os.path.dirname(__file__), "../../docs/reference/openapi-indexer.json"), encoding="utf-8") as _f:
     OPENAPI = json.load(_f)
 _resolver = jsonschema.RefResolver("", OPENAPI)
 SEEN = set()  # (path, method, status) that some test of this run has seen

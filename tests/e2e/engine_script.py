@@ -212,7 +212,7 @@ def churn(s, ask):
 # ---- comparing ---------------------------------------------------------------------------------------------
 
 # What the mock does not do as vLLM does, and why: (step, or "" for any; place; reason). A place is a path in an outcome, `*` stands for
-# any part of it. Every other difference fails the tests. docs/mock.md has this table.
+# any part of it. Every other difference fails the tests. docs/guides/mock.md has this table.
 _BYTES = "the mock's tokens are bytes: prompts that are texts have another length, so do the blocks of them"
 KNOWN = [(step, place, _BYTES) for step in ("chat", "responses", "messages") for place in (
     "answers/*/usage/prompt_tokens", "answers/*/usage/total_tokens", "answers/*/usage/input_tokens", "answers/*/usage/prompt_tokens_details",

@@ -15,14 +15,14 @@ from test_proxy import upstream  # noqa: F401 (fixture)
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 PROMPT = "the same words again and again " * 20
-# Every member that a line may have, as docs/observe.md tells them.
+# Every member that a line may have, as docs/guides/observe.md tells them.
 MEMBERS = set("""time id client key method path protocol status ending model served_model stream prompt_tokens predicted_cached_tokens
 cached_tokens completion_tokens worker_id dp_rank prefill_worker_id prefill_dp_rank overlap_blocks overlap_tiers reason attempts tokenize_ms queue_ms
 choose_us connect_ms ttft_ms worker_ttft_ms itl_mean_ms itl_max_ms total_ms bytes_in bytes_out session trace_id""".split())
 COMBINED = re.compile(rb'(\S+) - (\S+) \[(\d\d/[A-Z][a-z]{2}/\d{4}:\d\d:\d\d:\d\d \+0000)\] "((?:[^"\\]|\\.)*)" (\d{3}) (\d+) "-" "-"((?: [a-z_]+=(?:[^ "]+|"(?:[^"\\]|\\.)*"))*)')
 
 
-DOC = open(os.path.join(os.path.dirname(__file__), "../../docs/observe.md"), encoding="utf-8").read()
+DOC = open(os.path.join(os.path.dirname(__file__), "../../docs/guides/observe.md"), encoding="utf-8").read()
 
 
 def unique(pairs):

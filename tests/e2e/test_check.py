@@ -480,7 +480,7 @@ worker:
 
 
 def test_the_file_of_the_page_is_a_sound_one(write):
-    page = open(os.path.join(os.path.dirname(__file__), "../../docs/config.md"), encoding="utf-8").read()
+    page = open(os.path.join(os.path.dirname(__file__), "../../docs/guides/config.md"), encoding="utf-8").read()
     text = re.search(r"```yaml\n(.*?)```", page, re.S)[1]
     text = text.replace("/etc/kvroute/models.yaml", str(write("models.yaml", MODELS))).replace("/etc/kvroute/keys.yaml", str(write("keys.yaml", KEYS)))
     r = run("check", write("kvroute.yaml", text))

@@ -297,5 +297,5 @@ def test_ready_waits_for_the_workers_that_were_promised(start):
 
 @pytest.mark.parametrize("command", ["serve", "select", "publish"])
 def test_the_options_page_is_what_the_program_says(command):
-    page = open(os.path.join(os.path.dirname(__file__), "../../docs/configuration.md"), encoding="utf-8").read()
-    assert run(command, "--help=markdown").stdout in page, f"docs/configuration.md: renew it with `make options-page`"
+    page = open(os.path.join(os.path.dirname(__file__), "../../docs/reference/configuration.md"), encoding="utf-8").read()
+    assert run(command, "--help=markdown").stdout in page, f"docs/reference/configuration.md: renew it with `make options-page`"

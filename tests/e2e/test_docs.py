@@ -16,7 +16,7 @@ def read(path):
 
 
 def test_every_assertion_of_the_table_has_its_test():
-    table = read("docs/scheduling.md").split("## What the original's tests assert")[1]
+    table = read("docs/how/choice.md").split("## What the original's tests assert")[1]
     names = re.findall(r"\| `(\w+)` \|$", table, re.M)
     assert len(names) > 50
     sources = "".join(read(p) for p in glob.glob("tests/unit/test_*.c", root_dir=ROOT) + glob.glob("tests/e2e/test_*.py", root_dir=ROOT))
@@ -35,7 +35,7 @@ def test_linked_files_exist():
 def test_documented_routes_exist(start):
     s = start(Select)
     s.worker(1)
-    for route in sorted(set(re.findall(r"`(?:GET |POST )?(/[a-z_]+(?:/[a-z_]+)?)(?:\?[^`]*)?`", read("docs/select.md"))) - {"/output_block", "/renew", "/deregister_peer"}):
+    for route in sorted(set(re.findall(r"`(?:GET |POST )?(/[a-z_]+(?:/[a-z_]+)?)(?:\?[^`]*)?`", read("docs/guides/select.md"))) - {"/output_block", "/renew", "/deregister_peer"}):
         codes = {call(s.port, m, route, b"{}" if m == "POST" else None).status for m in ("GET", "POST")}
         assert codes != {404}, route
 

@@ -841,11 +841,11 @@ def test_tls(start, tmp_path):
 
 
 def test_the_examples_of_the_manual(start, tmp_path):
-    """The curl lines of docs/indexer.md, one after the other, against a mock engine."""
+    """The curl lines of docs/guides/indexer.md, one after the other, against a mock engine."""
     import re
     from conftest import Mock
     root = os.path.join(os.path.dirname(__file__), "../..")
-    with open(os.path.join(root, "docs/indexer.md"), encoding="utf-8") as f:
+    with open(os.path.join(root, "docs/guides/indexer.md"), encoding="utf-8") as f:
         text = f.read()
     mock, ix = start(Mock, "--block-size", 16), start(Indexer, "--data-dir", tmp_path / "d")
     block = re.search(r"```sh\n(.*?)```", text, re.S)[1]

@@ -129,7 +129,7 @@ def test_readme_in_front_of_your_workers(start, machines):
     assert " warning " not in s.text(), s.text()
 
 
-@pytest.mark.parametrize("doc", ["README.md", "docs/recovery.md"])
+@pytest.mark.parametrize("doc", ["README.md", "docs/how/views.md"])
 def test_a_sidecar_beside_an_engine_and_a_router_elsewhere(start, machines, doc):
     """The stream that the sidecar publishes has no replay: a router that comes later is whole by the recover endpoint alone."""
     m = engine(start, machines[1])
@@ -163,7 +163,7 @@ def nats(machine):
         p.wait()
 
 
-@pytest.mark.parametrize("doc", ["README.md", "docs/fleet.md"])
+@pytest.mark.parametrize("doc", ["README.md", "docs/guides/fleet.md"])
 def test_a_fleet_over_nats(start, machines, doc):
     """A sidecar, a router that serves its index, and one on a further machine that asks it."""
     engine(start, machines[1])
@@ -196,13 +196,13 @@ def test_curve_between_machines(start, machines, tmp_path, monkeypatch):
     for side in ("publish", "router"):
         out = subprocess.run([program, "curve-key", f"{side}.key"], capture_output=True, text=True, check=True).stdout
         (tmp_path / f"{side}s.pub".replace("publishs", "publishers")).write_text(out)
-    run(start, machines[1], commands("docs/fleet.md", "publish", "--zmq-curve-key")[0], up=5559)
-    run(start, machines[7], commands("docs/fleet.md", "serve", "--zmq-curve-key")[0], up=8080)
+    run(start, machines[1], commands("docs/guides/fleet.md", "publish", "--zmq-curve-key")[0], up=5559)
+    run(start, machines[7], commands("docs/guides/fleet.md", "serve", "--zmq-curve-key")[0], up=8080)
     settled(machines[7])
     predicts(machines[7], "secret ")
 
 
-@pytest.mark.parametrize("doc", ["README.md", "docs/disaggregation.md"])
+@pytest.mark.parametrize("doc", ["README.md", "docs/guides/disaggregation.md"])
 def test_prefill_and_decode_on_two_machines(start, machines, doc):
     for n, role in ((1, "prefill"), (2, "decode")):
         run(start, machines[n], ["mock", "--host", f"10.0.0.{n}", "--port", 8000, "--role", role, "--kv-protocol", "vllm-nixl",
@@ -217,7 +217,7 @@ def test_prefill_and_decode_on_two_machines(start, machines, doc):
 def test_select_for_engines_on_other_machines(start, machines):
     """The lines as they are, curl and all."""
     m = engine(start, machines[1])
-    block = next(b for b in re.findall(r"```\n(.*?)```", open(os.path.join(ROOT, "docs/select.md")).read(), re.S) if "/select_and_reserve" in b)
+    block = next(b for b in re.findall(r"```\n(.*?)```", open(os.path.join(ROOT, "docs/guides/select.md")).read(), re.S) if "/select_and_reserve" in b)
     first, rest = block.split("\n", 1)
     s = run(start, machines[7], shlex.split(first)[1:])
     with machines[7]:

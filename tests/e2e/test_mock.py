@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the mock engine tells of itself, as vLLM 0.32 does (docs/mock.md)."""
+"""What the mock engine tells of itself, as vLLM 0.32 does (docs/guides/mock.md)."""
 import json
 import socket
 import struct

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KV transfers between mocks: one computes a prompt and keeps its blocks, another one fetches them and generates (docs/mock.md)."""
+"""KV transfers between mocks: one computes a prompt and keeps its blocks, another one fetches them and generates (docs/guides/mock.md)."""
 import errno
 import http.client
 import json

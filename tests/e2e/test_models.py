@@ -140,7 +140,7 @@ def test_only_the_model_of_a_body_is_changed(start, file):
 
 
 def test_the_example_of_the_documents_is_taken(start, file):
-    text = (pathlib.Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    text = (pathlib.Path(__file__).parents[2] / "docs" / "guides" / "models.md").read_text()
     router = serve(start, file(text.split("```yaml\n")[1].split("```")[0]), mock(start, "m-new"), mock(start, "m-small"))
     wait_for("both models", lambda: {"m-new", "m-small"} <= {m["id"] for m in call(router.port, "GET", "/v1/models").json()["data"]})
     got = {served(ask(router, "chat", f"s{i}")) for i in range(100)}

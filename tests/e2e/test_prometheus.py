@@ -190,20 +190,20 @@ def test_every_metric_of_the_dashboard_and_the_rules_is_exported(scene):
 
 
 def test_every_alert_says_what_to_do_and_has_a_unit_test():
-    rules, tests, docs = read(RULES), read(os.path.join(DEPLOY, "prometheus/kvroute.test.yml")), read(os.path.join(ROOT, "docs/alerts.md"))
+    rules, tests, docs = read(RULES), read(os.path.join(DEPLOY, "prometheus/kvroute.test.yml")), read(os.path.join(ROOT, "docs/guides/alerts.md"))
     alerts = re.findall(r"- alert: (\w+)", rules)
     assert len(alerts) > 20 and len(set(alerts)) == len(alerts)
     for name in alerts:
         body = re.search(rf"- alert: {name}\n(.*?)(?=\n      (?:- alert|#)|\Z)", rules, re.S)[1]
-        assert all(k in body for k in ("severity:", "summary:", "description:")) and f"docs/alerts.md#{name.lower()}" in body, name
+        assert all(k in body for k in ("severity:", "summary:", "description:")) and f"docs/guides/alerts.md#{name.lower()}" in body, name
         assert re.search(rf'alertname="{name}"', tests), f"no unit test of {name}"
-        assert re.search(rf"^### {name}$", docs, re.M), f"docs/alerts.md has no section {name}"
+        assert re.search(rf"^### {name}$", docs, re.M), f"docs/guides/alerts.md has no section {name}"
     assert set(re.findall(r"^### (\w+)$", docs, re.M)) == set(alerts)
 
 
 def test_the_document_has_every_metric_and_no_other(scene):
     s, _, traffic = scene
-    told = dict(re.findall(r"^\| `([a-z0-9_]+)` \| (.*) \|$", read(os.path.join(ROOT, "docs/metrics.md")), re.M))
+    told = dict(re.findall(r"^\| `([a-z0-9_]+)` \| (.*) \|$", read(os.path.join(ROOT, "docs/reference/metrics.md")), re.M))
     unsaid = {}
     for router in (s, traffic.legs):
         have, said = page(router), helps(router)

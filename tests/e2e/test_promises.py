@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits of docs/threat-model.md that no other file looks at."""
+"""Limits of docs/reference/threat-model.md that no other file looks at."""
 import os
 import stat
 

@@ -260,7 +260,7 @@ def test_the_page_on_quality_names_what_there_is(start):
     """Every metric of the page is told, with a help text, and every member of a decision is on the page."""
     s = start(Serve, [start(Mock), start(Mock)])
     s.complete(prompt(0), headers={"x-request-id": "why"})
-    with open(os.path.join(os.path.dirname(__file__), "../../docs/quality.md"), encoding="utf-8") as f:
+    with open(os.path.join(os.path.dirname(__file__), "../../docs/guides/quality.md"), encoding="utf-8") as f:
         page = f.read()
     told = call(s.admin, "GET", "/metrics").body.decode()
     named = set(re.findall(r"`(kvroute_\w+)", page))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A client that does what it can to make views of real engines look wrong (tests/hostile/evidence_attack.py says how), beside one that behaves well:
 no view is lost at any time, and what is predicted for the other client is what its engine reuses. (A client that asks an engine for reports makes
-the view a lower bound, and may: docs/events.md.)
+the view a lower bound, and may: docs/reference/events.md.)
 
 KVR_ATTACK_SECONDS for longer than the suite has time for, KVR_SEED for other requests. Without adapters: with them, `echo` with `logprobs` ends
 vLLM 0.32's CPU engine."""

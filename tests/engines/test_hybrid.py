@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model of which three layers in four look back 64 tokens only: the engine has several cache groups, and reuses a prefix as far as all of them
 have what it needs. Prompts that grow, that leave a known way in its middle, that begin anew, and all fit: what is computed again when windows have been
-given up is not counted (docs/events.md)."""
+given up is not counted (docs/reference/events.md)."""
 import os
 import random
 

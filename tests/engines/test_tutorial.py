@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/vllm.md as its reader goes through it: the commands of its `sh` blocks, one block after the other in a shell of its own, and what the page says
+"""docs/start/vllm.md as its reader goes through it: the commands of its `sh` blocks, one block after the other in a shell of its own, and what the page says
 that they print. Programs that run until they are ended stay in the background, as in terminals of their own.
 
 Other than the reader has it: nothing is installed, the model is the tiny one, with what a small CPU needs, and ports are free ones."""
@@ -106,7 +106,7 @@ def headers(text):
 
 
 def test_every_command_of_the_page_does_what_the_page_says(reader):
-    page = Page(os.path.join(ROOT, "docs/vllm.md"))
+    page = Page(os.path.join(ROOT, "docs/start/vllm.md"))
     engine, router, first_hit, doctor = page.commands
     found, hit, healthy = page.shown
     engine_says = reader.leave_running(engine)

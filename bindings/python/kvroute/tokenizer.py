@@ -78,7 +78,7 @@ class Tokenizer:
 
     dir: the folder, with a tokenizer.json and its chat template. lib: libkvr_tokenizer.so, which is no part of the wheel (`make
     tokenizer`); else it is looked for beside the package, where the program `kvroute` finds it, and where it is installed. profile: what
-    the engine does with a chat before its template, a dict or JSON; else what vLLM 0.32 does. docs/tokens.md has both.
+    the engine does with a chat before its template, a dict or JSON; else what vLLM 0.32 does. docs/guides/tokens.md has both.
 
     Nobody compares these ids with an engine's: `kvroute doctor` does, for a folder. Any number of threads may use one tokenizer at once; no
     call holds the interpreter lock. What only an engine knows (images, a template in the request, ...) raises TokenizerError."""

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * KV transfers: one mock computes a prompt and keeps its blocks, another one fetches them and generates (docs/mock.md).
+ * KV transfers: one mock computes a prompt and keeps its blocks, another one fetches them and generates (docs/guides/mock.md).
  *
  *     kv.c         start and end, what is told of transfers (GET /mock/kv, metrics)
  *       kv_params.c  members of requests and answers that speak of transfers

@@ -26,7 +26,7 @@
 #include "net/http/http.h"
 #include "wire/openai.h"
 
-#define MOCK_VLLM_VERSION "0.32.0" /* whose behaviour this is: docs/mock.md */
+#define MOCK_VLLM_VERSION "0.32.0" /* whose behaviour this is: docs/guides/mock.md */
 
 enum { MOCK_DP_MAX = 64, MOCK_TOKENS_MAX = 1 << 22 };
 

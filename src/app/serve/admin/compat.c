@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * --metrics-compat: families of the router under the names that dashboards of an engine ask for, where they mean the same of the fleet as
- * the engine's mean of itself (docs/metrics.md has the table, and what is left out). They are written from the same figures as the
- * router's own families; only names and labels differ.
+ * the engine's mean of itself (docs/reference/metrics.md has the table, and what is left out). They are written from the same figures as
+ * the router's own families; only names and labels differ.
  */
 #include "app/serve/admin/room.h"
 

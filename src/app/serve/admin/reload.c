@@ -272,7 +272,7 @@ static void begin_others(struct admin *admin, struct kvr_buf *out)
 static void tell_of_config(const struct admin *admin, const char *by, struct kvr_buf *out)
 {
     static const char why[] =
-        "it has changed, and is read at the start only: restart the router (docs/restart.md); workers that come and go "
+        "it has changed, and is read at the start only: restart the router (docs/guides/restart.md); workers that come and go "
         "belong into the file of --discovery file, or into POST /workers";
     if (!admin->o->config) return;
     bool changed = file_look(0, admin->o->config) != config_reloads(admin->config)->config_look;

@@ -48,7 +48,7 @@ static void with_trusted(const struct admin *admin, const char *model, const str
     if (kvr_tokenizer_state(tokenizer) != KVR_TRUST_TRUSTED) {
         refuse(t, 503, "the model's tokens are not made here now (GET /tokenizers)", kvr_trust_name(kvr_tokenizer_state(tokenizer)));
     } else if (kvr_tokenizer_make(tokenizer, question->data, question->len, &t->ids)) {
-        refuse(t, 400, "the prompt's tokens are made by engines only (docs/tokens.md says of which prompts)", "");
+        refuse(t, 400, "the prompt's tokens are made by engines only (docs/guides/tokens.md says of which prompts)", "");
     }
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * --api-key-file: who may use the data port, and how much. YAML; docs/keys.md shows the format. The file is read as a whole and refused
- * as a whole. Of a key its SHA-256 is kept, never the key.
+ * --api-key-file: who may use the data port, and how much. YAML; docs/guides/keys.md shows the format. The file is read as a whole and
+ * refused as a whole. Of a key its SHA-256 is kept, never the key.
  */
 #ifndef KVR_SERVE_API_KEYS_H
 #define KVR_SERVE_API_KEYS_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * --models-file: names that clients may use for models, and what takes a model's place; docs/models.md has the format.
+ * --models-file: names that clients may use for models, and what takes a model's place; docs/guides/models.md has the format.
  *
  *     models:
  *       chat:  {alias_of: m}

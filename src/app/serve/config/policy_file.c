@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reads queue classes from YAML; every key that is not known is an error that names it (docs/scheduling.md has the format). */
+/* Reads queue classes from YAML; every key that is not known is an error that names it (docs/how/choice.md has the format). */
 #include "app/serve/config/policy_file.h"
 
 #include <stdlib.h>

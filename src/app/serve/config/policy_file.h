@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* --router-policy-config: queue classes from YAML. docs/scheduling.md shows the format. */
+/* --router-policy-config: queue classes from YAML. docs/how/choice.md shows the format. */
 #ifndef KVR_SERVE_POLICY_FILE_H
 #define KVR_SERVE_POLICY_FILE_H
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the entry of a worker says of prompts that are handed over (docs/disaggregation.md), and of its lower tiers
- * (docs/offloading.md): one table of keys, for --worker and for objects. Pure functions on the caller's worker.
+ * What the entry of a worker says of prompts that are handed over (docs/guides/disaggregation.md), and of its lower tiers
+ * (docs/guides/offloading.md): one table of keys, for --worker and for objects. Pure functions on the caller's worker.
  */
 #ifndef KVR_SERVE_KV_KEYS_H
 #define KVR_SERVE_KV_KEYS_H
