@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # The front door. `make demo` and `make test` install what is missing (Debian packages), build, and run.
-.PHONY: all nightly test-packages build demo demo-engines tokenizer test test-long check test-engines engines bench bench-peers bench-routers bench-tokens lint fuzz format install clean help sim options-page wheel
+.PHONY: all docs nightly test-packages build demo demo-engines tokenizer test test-long check test-engines engines bench bench-peers bench-routers bench-tokens lint fuzz format install clean help sim options-page wheel
 
 all: build
 
@@ -20,6 +20,7 @@ help:
 	@echo "make bench-routers  kvroute beside public routers over the same mock engines, in turns (optional: needs Python 3.12 and wheels)"
 	@echo "make bench-tokens  what token ids made by the router save (optional: needs make tokenizer, make engines)"
 	@echo "make sim      routing policies over simulated fleets, in virtual time (ARGS=--help: scenes and policies)"
+	@echo "make docs     the site of docs/, in build/site"
 	@echo "make lint     include directions, refused functions, clang-tidy"
 	@echo "make fuzz     every fuzz target for FUZZ_SECONDS (10) each"
 	@echo "make wheel    the Python package, in build/wheel"
@@ -87,6 +88,11 @@ bench-tokens: test-packages build
 lint:
 	@scripts/deps.sh build test lint
 	@scripts/lint.sh
+
+# The site of docs/, in build/site.
+docs:
+	@scripts/deps.sh docs
+	@mkdocs build -q -f scripts/site/mkdocs.yml && echo "build/site/index.html"
 
 fuzz:
 	@scripts/deps.sh build test lint

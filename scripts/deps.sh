@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Installs the Debian packages that are missing for: build, test, python, lint. Says what it does; asks nothing.
+# Installs the Debian packages that are missing for: build, test, python, lint, docs. Says what it does; asks nothing.
 set -eu
 build="gcc g++ cmake ninja-build pkg-config libuv1-dev libssl-dev libzmq3-dev libmsgpuck-dev libsimdjson-dev libxxhash-dev libyaml-dev libc-ares-dev libnats-dev libc6-dev"
 test="libcmocka-dev python3 python3-pytest python3-zmq python3-msgpack python3-xxhash python3-jsonschema python3-hypothesis python3-venv openssl curl iproute2 nats-server mypy"
 python="python3 python3-dev python3-setuptools python3-wheel"
 lint="clang-14 libclang-rt-14-dev clang-tidy clang-format"
+docs="mkdocs"
 want="$build"
 prometheus=""
 for what in "$@"; do
@@ -14,12 +15,14 @@ for what in "$@"; do
     test) want="$want $test"; prometheus=yes ;;
     lint) want="$want $lint" ;;
     python) want="$want $python" ;;
-    *) echo "usage: deps.sh [build] [test] [python] [lint]" >&2; exit 2 ;;
+    docs) want="$docs" ;;
+    *) echo "usage: deps.sh [build] [test] [python] [lint] [docs]" >&2; exit 2 ;;
   esac
 done
 cd "$(dirname "$0")/.."
 # llhttp is a library in newer releases. Debian 12 has its C sources, in node-llhttp, which needs nodejs: of it only the files are taken.
 has_llhttp() {
+  [ "$want" != "$docs" ] || return 0 # the documents need none
   for at in /usr/include /usr/share/include/llhttp build/llhttp/include/llhttp; do [ ! -e "$at/llhttp.h" ] || return 0; done
   return 1
 }

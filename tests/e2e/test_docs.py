@@ -1,13 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The documents name tests, files and routes that exist."""
+"""The documents name tests, files, sections, commands, options and routes that exist, and the site has every page."""
 import glob
+import html
 import os
 import re
+import shlex
+import shutil
 import subprocess
+import sys
+import unicodedata
 
-from conftest import Select, call
+import pytest
 
-ROOT = os.path.join(os.path.dirname(__file__), "../..")
+from conftest import BINARY, Select, call
+
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "../.."))
+SITE = "scripts/site/mkdocs.yml"
 
 
 def read(path):
@@ -16,8 +24,7 @@ def read(path):
 
 
 def test_every_assertion_of_the_table_has_its_test():
-    table = read("docs/how/choice.md").split("## What the original's tests assert")[1]
-    names = re.findall(r"\| `(\w+)` \|$", table, re.M)
+    names = re.findall(r"\| `(\w+)` \|$", read("tests/dynamo.md"), re.M)
     assert len(names) > 50
     sources = "".join(read(p) for p in glob.glob("tests/unit/test_*.c", root_dir=ROOT) + glob.glob("tests/e2e/test_*.py", root_dir=ROOT))
     for n in names:
@@ -26,10 +33,101 @@ def test_every_assertion_of_the_table_has_its_test():
             assert re.search(rf"(cmocka_unit_test\w*|T)\({n}[,)]", sources), f"{n} is not run"
 
 
-def test_linked_files_exist():
-    for doc in ["README.md"] + glob.glob("docs/*.md", root_dir=ROOT):
-        for link in re.findall(r"\]\(([^)#]+)\)", read(doc)):
-            assert "://" in link or os.path.exists(os.path.join(ROOT, os.path.dirname(doc), link)), (doc, link)
+def pages():
+    return sorted(os.path.relpath(p, ROOT) for p in glob.glob(f"{ROOT}/docs/**/*.md", recursive=True))
+
+
+def documents():
+    return pages() + ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "bindings/python/README.md", "tests/dynamo.md"]
+
+
+def prose(text):
+    """Without code: what looks like a link or a heading there is none."""
+    return re.sub(r"`[^`\n]*`", lambda m: m[0].replace("](", "] ("), re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
+
+
+def anchors(text):
+    """What a heading is called by the two that show the pages: a repository's browser, and mkdocs. A link has to be right for both."""
+    def of(slug):
+        seen, out = {}, set()
+        for heading in re.findall(r"^#{1,6} +(.*?) *#*$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M):
+            name = slug(html.unescape(re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "").replace("*", "")))
+            seen[name] = seen.get(name, -1) + 1
+            out.add(name + (f"-{seen[name]}" if seen[name] else ""))
+        return out
+    browser = of(lambda s: re.sub(r"[^\w\- ]", "", s.lower()).replace(" ", "-"))
+    return browser & of(lambda s: re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", unicodedata.normalize("NFKD", s).encode("ascii", "ignore").decode()).strip().lower()))
+
+
+@pytest.mark.parametrize("doc", documents())
+def test_every_link_leads_somewhere(doc):
+    text, bad = prose(read(doc)), []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r"(?:src|srcset|href)=\"([^\"]+)\"", text):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = os.path.normpath(os.path.join(os.path.dirname(doc), path)) if path else doc
+        if not os.path.exists(os.path.join(ROOT, target)) or (anchor and target.endswith(".md") and anchor not in anchors(read(target))):
+            bad.append(link)
+    assert not bad, f"{doc}: {bad}"
+
+
+def test_every_page_is_in_the_navigation_once():
+    listed = re.findall(r"^ +- (\S+\.md)$", read(SITE), re.M)
+    assert sorted(f"docs/{p}" for p in listed) == pages()
+
+
+def commands(doc):
+    """The commands of a document's code blocks, each as its words: continued lines are one, and what follows a pipe or an & is the next."""
+    for block in re.findall(r"^```(?:sh)?\n(.*?)^```$", read(doc), re.M | re.S):
+        for line in re.sub(r"\\\n", " ", block).splitlines():
+            try:
+                words = list(shlex.shlex(line, posix=True, punctuation_chars="|&;")) if re.match(r"[\w./$=\"-]*(kvroute|make)\b|PROMETHEUS", line) else []
+            except ValueError:  # a quote that goes on in the next line is an engine's
+                continue
+            while words:
+                n = next((i for i, w in enumerate(words) if set(w) <= set("|&;")), len(words))
+                yield words[:n]
+                words = words[n + 1:]
+
+
+def shown_options(command, known={}):  # pylint: disable=dangerous-default-value
+    """The options that `kvroute COMMAND --help all` names, and those that have another sense with `no-`."""
+    if command not in known:
+        told = subprocess.run([BINARY, command, "--help", "all"], capture_output=True, text=True, timeout=60, check=False)
+        names = set(re.findall(r"--(?:\[no-\])?([a-z][\w-]*)", told.stdout))
+        known[command] = names | {f"no-{n}" for n in names} | {n.removeprefix("no-") for n in names} | {"help"}
+    return known[command]
+
+
+@pytest.mark.parametrize("doc", [d for d in documents() if d not in ("CHANGELOG.md", "tests/dynamo.md")])
+def test_every_command_has_options_that_exist(doc):
+    targets, bad = set(re.findall(r"^([\w-]+):", read("Makefile"), re.M)), []
+    for words in commands(doc):
+        while words and re.match(r"\w+=", words[0]):
+            words = words[1:]
+        if words and words[0] == "make":
+            bad += [f"make {w}" for w in words[1:] if not w.startswith("-") and "=" not in w and w not in targets]
+        elif words and os.path.basename(words[0]) == "kvroute" and len(words) > 1 and words[1] not in ("COMMAND", "CMD"):
+            names = {w[2:].split("=")[0] for w in words[2:] if re.match(r"--[a-z]", w)}
+            bad += [f"{words[1]} --{n}" for n in sorted(names - shown_options(words[1]))]
+    assert not bad, f"{doc}: {bad}"
+
+
+def test_the_chart_is_drawn_from_the_tables():
+    p = subprocess.run([sys.executable, "scripts/chart.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert p.returncode == 0, p.stderr
+
+
+def test_the_site_is_built_without_a_warning(tmp_path):
+    if not shutil.which("mkdocs"):
+        pytest.skip("no mkdocs here (apt-get install mkdocs)")
+    p = subprocess.run(["mkdocs", "build", "--strict", "-q", "-f", SITE, "-d", str(tmp_path / "site")], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert p.returncode == 0, p.stdout + p.stderr
+    for page in glob.glob(f"{tmp_path}/site/**/*.html", recursive=True):
+        with open(page, encoding="utf-8") as f:
+            outside = re.findall(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=\"((?:https?:)?//[^\"]+)", f.read())
+        assert not outside, f"{page} asks another host: {outside}"
 
 
 def test_documented_routes_exist(start):

@@ -129,7 +129,7 @@ def test_readme_in_front_of_your_workers(start, machines):
     assert " warning " not in s.text(), s.text()
 
 
-@pytest.mark.parametrize("doc", ["README.md", "docs/how/views.md"])
+@pytest.mark.parametrize("doc", ["README.md", "docs/guides/publish.md"])
 def test_a_sidecar_beside_an_engine_and_a_router_elsewhere(start, machines, doc):
     """The stream that the sidecar publishes has no replay: a router that comes later is whole by the recover endpoint alone."""
     m = engine(start, machines[1])
@@ -163,9 +163,9 @@ def nats(machine):
         p.wait()
 
 
-@pytest.mark.parametrize("doc", ["README.md", "docs/guides/fleet.md"])
-def test_a_fleet_over_nats(start, machines, doc):
+def test_a_fleet_over_nats(start, machines):
     """A sidecar, a router that serves its index, and one on a further machine that asks it."""
+    doc = "docs/guides/fleet.md"
     engine(start, machines[1])
     with nats(machines[9]):
         run(start, machines[1], commands(doc, "publish", "--announce")[0], up=5559)
@@ -202,12 +202,11 @@ def test_curve_between_machines(start, machines, tmp_path, monkeypatch):
     predicts(machines[7], "secret ")
 
 
-@pytest.mark.parametrize("doc", ["README.md", "docs/guides/disaggregation.md"])
-def test_prefill_and_decode_on_two_machines(start, machines, doc):
+def test_prefill_and_decode_on_two_machines(start, machines):
     for n, role in ((1, "prefill"), (2, "decode")):
         run(start, machines[n], ["mock", "--host", f"10.0.0.{n}", "--port", 8000, "--role", role, "--kv-protocol", "vllm-nixl",
                                  "--kv-events", "tcp://*:5557", "--kv-replay", "tcp://*:5558"])
-    run(start, machines[7], commands(doc, "serve", "role=prefill,events=", "role=decode")[0], up=8080)
+    run(start, machines[7], commands("docs/guides/disaggregation.md", "serve", "role=prefill,events=", "role=decode")[0], up=8080)
     settled(machines[7])
     with machines[7]:
         r = call(8080, "POST", "/v1/completions", {"prompt": "two legs " * 200, "max_tokens": 4})
