@@ -1,26 +1,36 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Writes docs/reference/configuration.md from the program's own option tables.
+# Writes docs/reference/configuration.md from the program's own option tables ($KVROUTE: another program); with --check says whether it is that.
 set -eu
 cd "$(dirname "$0")/.."
-k=build/release/kvroute
+k=${KVROUTE:-build/release/kvroute} out=docs/reference/configuration.md
+page=$(mktemp)
+trap 'rm -f "$page" "$page".*' EXIT
+for c in serve select publish; do $k $c --help=markdown >"$page.$c"; done
 {
   echo "# Options of serve, select and publish"
   echo
-  echo "Written by \`make options-page\` from the program's tables; the tests compare. Flag beats environment beats YAML file"
+  echo "Written by \`make options-page\` from the program's tables; a test compares. Flag beats environment beats YAML file"
   echo "(\`--config FILE\`) beats default. A boolean is \`--name\`, \`--no-name\` or \`--name=VALUE\`. Of two environment names the"
   echo "first beats the second, which is that of NVIDIA Dynamo's router. \`none\` and \`null\` stand for -1 where -1 means off."
   echo "[config.md](../guides/config.md) shows files, and how to check them."
   echo
   echo "## kvroute serve"
   echo
-  $k serve --help=markdown
+  cat "$page.serve"
   echo
   echo "## kvroute select"
   echo
-  $k select --help=markdown
+  echo "Options of serve that mean the same here:"
+  echo
+  grep -xFf "$page.serve" "$page.select" | sed -n 's/^| \(`[^`]*`\) .*/\1/p' | paste -sd' ' | sed 's/ /, /g' | fold -sw 118 | sed 's/ *$//'
+  echo
+  head -2 "$page.select"
+  grep -vxFf "$page.serve" "$page.select" || true
   echo
   echo "## kvroute publish"
   echo
-  $k publish --help=markdown
-} >docs/reference/configuration.md
+  cat "$page.publish"
+} >"$page"
+[ "${1:-}" != --check ] || { cmp -s "$page" "$out" || { echo "$out is not what the program says: make options-page" >&2; exit 1; }; exit 0; }
+cp "$page" "$out"
