@@ -12,7 +12,7 @@ import unicodedata
 
 import pytest
 
-from conftest import BINARY, Select, call
+from conftest import BINARY, Mock, Select, Serve, call
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "../.."))
 SITE = "scripts/site/mkdocs.yml"
@@ -136,6 +136,25 @@ def test_documented_routes_exist(start):
     for route in sorted(set(re.findall(r"`(?:GET |POST )?(/[a-z_]+(?:/[a-z_]+)?)(?:\?[^`]*)?`", read("docs/guides/select.md"))) - {"/output_block", "/renew", "/deregister_peer"}):
         codes = {call(s.port, m, route, b"{}" if m == "POST" else None).status for m in ("GET", "POST")}
         assert codes != {404}, route
+
+
+def test_the_page_on_the_admin_port_has_every_route_and_no_other(start):
+    s, page = start(Serve, [start(Mock)]), read("docs/reference/admin.md")
+    table = page.split("| route | |")[1].split("\n\n")[0]
+    told = {p for row in table.splitlines()[2:] for p in re.findall(r"`(?:[A-Z]+ )?(/[a-z_/]*)`?", row.split("|")[1])} | {"/potential_loads"}
+    for route in sorted(told):
+        codes = {call(s.admin, m, route, b"{}" if m == "POST" else None).status for m in ("GET", "POST")}
+        assert codes != {404}, route
+    routes = re.findall(r'^    \{"(/[a-z_/]*)", ', read("src/app/serve/admin/admin.c").split("} routes[] = {")[1].split("};")[0], re.M)
+    elsewhere = read("docs/guides/select.md") + read("docs/guides/fleet.md")
+    assert not [r for r in routes if f"{r}`" not in page and r not in elsewhere], "docs/reference/admin.md lacks a route"
+
+
+def test_the_page_on_headers_has_every_header():
+    sources = "".join(read(p) for p in glob.glob("src/app/serve/data/**/*.[ch]", root_dir=ROOT, recursive=True))
+    page = read("docs/reference/headers.md") + read("docs/guides/disaggregation.md") + read("docs/guides/quality.md")
+    short = re.sub(r"`-([a-z-]+)`", r"`x-kvroute-\1`", page)
+    assert not [h for h in set(re.findall(r'"(x-kvroute-[a-z-]+[a-z])', sources)) if h not in page and h not in short], "docs/reference/headers.md lacks a header"
 
 
 def test_make_build_installs_no_test_packages():
