@@ -15,7 +15,7 @@
  *                     how they stand, views/views.h what is known of their caches
  *       common/       process.h what all are given; options, limits, clock, members of bodies
  *
- * tests/links.cmake has the arrows among all folders; docs/how/architecture.md the lives of a request, an event and a worker.
+ * tests/links.cmake has the arrows among all folders; docs/how/code.md the lives of a request, an event and a worker.
  *
  * Threads:
  *   main loop    admin port, health checks, timers; the only one that adds workers and partitions, and removes workers
