@@ -25,8 +25,8 @@ for c in serve select publish; do $k $c --help=markdown >"$page.$c"; done
   echo
   grep -xFf "$page.serve" "$page.select" | sed -n 's/^| \(`[^`]*`\) .*/\1/p' | paste -sd' ' | sed 's/ /, /g' | fold -sw 118 | sed 's/ *$//'
   echo
-  head -2 "$page.select"
-  grep -vxFf "$page.serve" "$page.select" || true
+  grep -m1 -A1 '^| flag ' "$page.select"
+  grep '^| `' "$page.select" | grep -vxFf "$page.serve" || true
   echo
   echo "## kvroute publish"
   echo
