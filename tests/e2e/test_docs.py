@@ -72,6 +72,16 @@ def test_every_link_leads_somewhere(doc):
     assert not bad, f"{doc}: {bad}"
 
 
+def test_pages_that_others_name_exist():
+    bad = []
+    for folder in ("src", "include", "scripts", "tests", "deploy", "bindings", "bench", "cmake"):
+        for path in glob.glob(f"{ROOT}/{folder}/**/*.*", recursive=True):
+            if path.endswith((".c", ".h", ".cc", ".py", ".sh", ".txt", ".yml", ".yaml", ".json", ".cmake", ".js", ".html")):
+                with open(path, encoding="utf-8", errors="replace") as f:
+                    bad += [(os.path.relpath(path, ROOT), d) for d in re.findall(r"\bdocs/[\w/-]+\.(?:md|json|svg)", f.read()) if not os.path.exists(os.path.join(ROOT, d))]
+    assert not bad, bad
+
+
 def test_every_page_is_in_the_navigation_once():
     listed = re.findall(r"^ +- (\S+\.md)$", read(SITE), re.M)
     assert sorted(f"docs/{p}" for p in listed) == pages()
