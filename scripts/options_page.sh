@@ -6,14 +6,20 @@ cd "$(dirname "$0")/.."
 k=${KVROUTE:-build/release/kvroute} out=docs/reference/configuration.md
 page=$(mktemp)
 trap 'rm -f "$page" "$page".*' EXIT
-for c in serve select publish; do $k $c --help=markdown >"$page.$c"; done
+# An environment name that follows from the option's is left out.
+for c in serve select publish; do
+  $k $c --help=markdown | awk -F' [|] ' -v OFS=' | ' '/^[|] `/ {
+    name = $1; gsub(/[| `]/, "", name); own = "KVROUTE_" toupper(name); gsub(/-/, "_", own)
+    sub("^`" own "`(, )?", "", $2)
+  } { sub(/^[|] flag and YAML key [|] environment /, "| flag and YAML key | other environment names "); print }' >"$page.$c"
+done
 {
   echo "# Options of serve, select and publish"
   echo
   echo "Written by \`make options-page\` from the program's tables; a test compares. Flag beats environment beats YAML file"
-  echo "(\`--config FILE\`) beats default. A boolean is \`--name\`, \`--no-name\` or \`--name=VALUE\`. Of two environment names the"
-  echo "first beats the second, which is that of NVIDIA Dynamo's router. \`none\` and \`null\` stand for -1 where -1 means off."
-  echo "[config.md](../guides/config.md) shows files, and how to check them."
+  echo "(\`--config FILE\`) beats default. The environment name of \`some-option\` is \`KVROUTE_SOME_OPTION\`; it beats the other"
+  echo "ones, which are NVIDIA Dynamo's or OpenTelemetry's. A boolean is \`--name\`, \`--no-name\` or \`--name=VALUE\`. \`none\` and"
+  echo "\`null\` stand for -1 where -1 means off. [config.md](../guides/config.md) shows files, and how to check them."
   echo
   echo "## kvroute serve"
   echo
