@@ -87,18 +87,24 @@ int kvr_new_file_close(struct kvr_new_file *n, bool ok, char *err, size_t cap)
 
 /* ---- reading --------------------------------------------------------------------------------------------------------- */
 
-int kvr_map_file(const char *path, struct kvr_mapped *out, char *err, size_t cap)
+int kvr_map_descriptor(int fd, struct kvr_mapped *out)
 {
     struct stat st;
     *out = (struct kvr_mapped){"", 0};
+    if (fstat(fd, &st)) return -1;
+    if (st.st_size == 0) return 0;
+    void *p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE | MAP_POPULATE, fd, 0);
+    if (p == MAP_FAILED) return -1;
+    *out = (struct kvr_mapped){p, (size_t)st.st_size};
+    return 0;
+}
+
+int kvr_map_file(const char *path, struct kvr_mapped *out, char *err, size_t cap)
+{
+    *out = (struct kvr_mapped){"", 0};
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0 && errno == ENOENT) return 1;
-    bool ok = fd >= 0 && fstat(fd, &st) == 0;
-    if (ok && st.st_size > 0) {
-        void *p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE | MAP_POPULATE, fd, 0);
-        ok = p != MAP_FAILED;
-        if (ok) *out = (struct kvr_mapped){p, (size_t)st.st_size};
-    }
+    bool ok = fd >= 0 && kvr_map_descriptor(fd, out) == 0;
     if (!ok) snprintf(err, cap, "cannot read '%s': %s", path, strerror(errno));
     if (fd >= 0) close(fd);
     return ok ? 0 : -1;

@@ -39,6 +39,8 @@ struct kvr_mapped {
 
 /* Returns: 0, 1 when there is no such file, -1 with the reason in err. An empty file is no bytes. */
 int kvr_map_file(const char *path, struct kvr_mapped *out, char *err, size_t cap);
+/* The same of one that is open; it stays the caller's. Returns: 0 or -1, with errno. */
+int kvr_map_descriptor(int fd, struct kvr_mapped *out);
 void kvr_unmap_file(struct kvr_mapped *m);
 
 /* Moves a file that cannot be used out of the way, to PATH.bad-N; says so in the log, as `who`. */

@@ -51,11 +51,8 @@ struct piece {
 struct kept {
     struct kept *next;
     struct kvr_view_store *store;
-    struct kvr_worker worker;
-    struct kvr_index *index;
-    uint32_t block_size;
-    struct kvr_saved_partition partition;
-    char endpoint[KVR_SAVED_ENDPOINT_MAX + 1], dir[KVR_PATH_MAX];
+    struct kvr_view_of of;
+    char dir[KVR_PATH_MAX];
     /* under the lock */
     uint64_t generation;                 /* whose journal is being written; 0: none yet */
     struct kvr_saved_writer journal;     /* into `pending` */
@@ -210,34 +207,22 @@ static void begin_generation_locked(struct kept *k, const struct kvr_saved_sourc
 
 struct visit {
     struct kept *k;
-    struct kvr_saved_writer *w;
-    struct kvr_saved_source source;
-    struct kvr_buf memory;
-    bool known, partial;
-    int rc;
+    struct kvr_view_copy copy;
+    bool known, partial, taken;
 };
 
 static void visit_view(void *arg, const struct kvr_view_status *s, const uint32_t *ranks, size_t n, struct kvr_view_cursor *adopt)
 {
     struct visit *v = arg;
-    const struct kvr_view_cursor *c = &s->cursor;
     (void)adopt;
-    if (!c->known) return;
-    v->known = true;
-    v->partial = c->partial;
-    if (v->partial) return;
-    v->source = (struct kvr_saved_source){
-        .worker = s->worker, .known = true, .whole = true, .next = c->next, .last_hash = c->last_hash, .last_ts = c->last_ts};
-    snprintf(v->source.endpoint, sizeof v->source.endpoint, "%s", v->k->endpoint);
-    kvr_ingest_memory(v->k->store->ingest, &v->memory);
-    for (size_t i = 0; i < n && v->rc == 0; i++) {
-        struct kvr_worker w = {s->worker.worker_id, ranks[i]};
-        v->rc = kvr_index_dump(v->k->index, &w, kvr_saved_keep_event, v->w);
-    }
-    if (v->rc || v->memory.failed) return;
+    v->known = s->cursor.known;
+    v->partial = s->cursor.partial;
+    if (!v->known || v->partial) return;
+    v->taken = kvr_view_copy_take(&v->copy, &v->k->of, s, ranks, n);
+    if (!v->taken) return;
     kvr_lock(&v->k->store->lock);
-    v->source.generation = v->k->generation + 1;
-    begin_generation_locked(v->k, &v->source);
+    v->copy.source.generation = v->k->generation + 1;
+    begin_generation_locked(v->k, &v->copy.source);
     kvr_unlock(&v->k->store->lock);
 }
 
@@ -278,22 +263,14 @@ static uint64_t sweep_journals(const struct kept *k, uint64_t first)
     return newest;
 }
 
-static bool write_view(struct kept *k, struct visit *v, uint64_t *bytes, char *err, size_t cap)
+static bool write_view(struct visit *v, char *err, size_t cap)
 {
     char path[KVR_PATH_MAX];
     struct kvr_new_file f;
-    view_path(k, path);
-    v->w->put = kvr_new_file_put;
-    v->w->ctx = &f;
+    view_path(v->k, path);
     if (kvr_new_file_open(&f, path, err, cap)) return false;
-    kvr_saved_begin(v->w, KVR_SAVED_SNAPSHOT);
-    kvr_saved_put_partition(v->w, &k->partition);
-    kvr_saved_put_source(v->w, &v->source);
-    kvr_saved_put_memory(v->w, &v->memory);
-    kvr_saved_flush(v->w);
-    kvr_saved_end(v->w);
-    *bytes = v->w->bytes;
-    return kvr_new_file_close(&f, !v->w->failed, err, cap) == 0;
+    bool ok = kvr_view_copy_write(&v->copy, &v->k->of, kvr_new_file_put, &f);
+    return kvr_new_file_close(&f, ok, err, cap) == 0;
 }
 
 /* What is in the journals of the new generation by now is not counted: a few batches. */
@@ -311,19 +288,15 @@ static void note_written(struct kept *k)
 static bool take_snapshot(struct kept *k)
 {
     char err[KVR_PATH_ERROR_MAX] = "out of memory";
-    uint64_t bytes;
-    struct kvr_saved_writer w = {0};
-    struct visit v = {.k = k, .w = &w};
-    int rc = kvr_ingest_visit_view(k->store->ingest, k->worker, visit_view, &v);
-    bool taken = rc == 0 && v.known && !v.partial && v.rc == 0 && !v.memory.failed && !w.piece.failed;
-    if (taken && write_view(k, &v, &bytes, err, sizeof err)) {
+    struct visit v = {.k = k};
+    int rc = kvr_ingest_visit_view(k->store->ingest, k->of.worker, visit_view, &v);
+    if (v.taken && write_view(&v, err, sizeof err)) {
         note_written(k);
-        sweep_journals(k, v.source.generation);
+        sweep_journals(k, v.copy.source.generation);
     } else if (rc == 0 && v.known && !v.partial) {
         complain(k->store, err);
     }
-    kvr_saved_writer_free(&w);
-    kvr_buf_free(&v.memory);
+    kvr_view_copy_free(&v.copy);
     return v.known;
 }
 
@@ -498,72 +471,18 @@ static void *scribe_main(void *arg)
 struct restore {
     struct kept *k;
     struct kvr_ingest_source *src;
-    struct kvr_saved_source source;
-    const char *wrong;
-    size_t partitions, sources;
-    uint64_t blocks, batches, tail_next;
-    bool tiers, broken;
-    struct kvr_buf memory, tail;
+    struct kvr_view_reading view;
+    uint64_t batches, tail_next;
+    bool broken;
+    struct kvr_buf tail;
 };
 
-static bool same_partition(void *ctx, const struct kvr_saved_partition *p)
-{
-    struct restore *r = ctx;
-    const struct kvr_saved_partition *want = &r->k->partition;
-    if (r->partitions++) r->wrong = "it has more than one view";
-    else if (p->block_size != want->block_size) r->wrong = "it is of another block size";
-    else if (p->model[0] && want->model[0] && strcmp(p->model, want->model) != 0) r->wrong = "it is of another model";
-    else if (strcmp(p->group, want->group) != 0) r->wrong = "it is of another routing group";
-    return !r->wrong;
-}
-
-static bool same_source(void *ctx, const struct kvr_saved_source *s)
-{
-    struct restore *r = ctx;
-    if (r->sources++) r->wrong = "it has more than one view";
-    else if (kvr_worker_cmp(s->worker, r->k->worker) != 0) r->wrong = "it is of another worker";
-    else if (strcmp(s->endpoint, r->k->endpoint) != 0) r->wrong = "it is of another events endpoint";
-    r->source = *s;
-    return !r->wrong;
-}
-
-static bool same_worker(void *ctx, const struct kvr_event *ev, size_t n)
-{
-    struct restore *r = ctx;
-    for (size_t i = 0; i < n; i++)
-        if (ev[i].worker.worker_id != r->k->worker.worker_id) r->wrong = "it has blocks of another worker";
-    return !r->wrong;
-}
-
-static bool take_memory(void *ctx, const char *data, size_t len)
-{
-    struct restore *r = ctx;
-    if (len) kvr_buf_add(&r->memory, data, len);
-    return !r->memory.failed;
-}
-
-static bool take_events(void *ctx, const struct kvr_event *ev, size_t n)
-{
-    struct restore *r = ctx;
-    for (size_t i = 0; i < n; i++) r->tiers |= ev[i].tier != KVR_TIER_DEVICE;
-    kvr_index_apply_batch(r->k->index, ev, n, NULL); /* what a byte cap has no room for is counted there */
-    return true;
-}
-
-/* Nothing is put in place before all of the file is known to be of this rank. */
 static const char *read_view(struct restore *r, const struct kvr_mapped *m)
 {
-    struct kvr_saved_file f;
-    const struct kvr_saved_reader look = {.partition = same_partition, .source = same_source, .events = same_worker, .ctx = r};
-    const struct kvr_saved_reader load = {.memory = take_memory, .events = take_events, .ctx = r};
-    const char *wrong = kvr_saved_check(m->data, m->len, &f, &r->blocks);
+    const char *wrong = kvr_view_read(&r->view, &r->k->of, m->data, m->len);
     if (wrong) return wrong;
-    if (!kvr_saved_read(&f, &look)) return r->wrong ? r->wrong : "out of memory";
-    if (!r->sources || !r->source.known || !r->source.whole) return "it has no view";
-    kvr_index_drop_rank(r->k->index, r->k->worker);
-    if (kvr_saved_read(&f, &load)) return NULL;
-    kvr_index_drop_rank(r->k->index, r->k->worker);
-    return "out of memory";
+    if (!r->view.source.whole) return "it has no view";
+    return kvr_view_load(&r->view) ? NULL : "out of memory";
 }
 
 /* A batch that goes on from what is there; one that does not ends the journal. */
@@ -599,8 +518,8 @@ static void read_journals(struct restore *r)
     char path[KVR_PATH_MAX], err[KVR_PATH_ERROR_MAX];
     const struct kvr_saved_reader reader = {.batch = take_batch, .broken = take_break, .ctx = r};
     struct kvr_mapped m;
-    r->tail_next = r->source.next;
-    for (uint64_t g = r->source.generation; !r->broken && !r->tail.failed; g++) {
+    r->tail_next = r->view.source.next;
+    for (uint64_t g = r->view.source.generation; !r->broken && !r->tail.failed; g++) {
         journal_path(r->k, g, path);
         int rc = kvr_map_file(path, &m, err, sizeof err);
         const char *wrong = rc < 0 ? err : rc == 0 ? kvr_saved_read_journal(m.data, m.len, &reader) : NULL;
@@ -625,7 +544,7 @@ static bool read_files(struct restore *r)
         return false;
     }
     read_journals(r);
-    if (r->broken || r->tail.failed) kvr_index_drop_rank(r->k->index, r->k->worker); /* what the engine has since is not known */
+    if (r->broken || r->tail.failed) kvr_index_drop_rank(r->k->of.index, r->k->of.worker); /* what the engine has since is not known */
     return !r->broken && !r->tail.failed;
 }
 
@@ -635,31 +554,31 @@ static void note_restored(struct restore *r)
     struct stats *s = &k->store->stats;
     kvr_lock(&k->store->lock);
     s->restored_views++;
-    s->restored_blocks += r->blocks;
+    s->restored_blocks += r->view.blocks;
     s->restored_batches += r->batches;
     kvr_unlock(&k->store->lock);
     kvr_log("%s: worker %llu rank %u: %llu blocks and %llu batches from '%s', up to batch %llu, to be confirmed by the engine",
-            k->store->who, (unsigned long long)k->worker.worker_id, k->worker.dp_rank, (unsigned long long)r->blocks,
+            k->store->who, (unsigned long long)k->of.worker.worker_id, k->of.worker.dp_rank, (unsigned long long)r->view.blocks,
             (unsigned long long)r->batches, k->dir, (unsigned long long)(r->tail_next - 1));
 }
 
 static void restore(struct restore *r)
 {
+    struct kvr_saved_source *s = &r->view.source;
     if (read_files(r)) {
-        const struct kvr_saved_source *s = &r->source;
-        r->src->from = (struct kvr_view_cursor){.known = true, .next = s->next, .last_hash = s->last_hash, .last_ts = s->last_ts};
-        r->src->memory = r->memory.data;
-        r->src->memory_len = r->memory.len;
+        r->src->from = kvr_view_place(s);
+        r->src->memory = r->view.memory.data;
+        r->src->memory_len = r->view.memory.len;
         r->src->tail = r->tail.data;
         r->src->tail_len = r->tail.len;
         r->tail = (struct kvr_buf){0};
         note_restored(r);
     } else {
-        r->source.generation = UINT64_MAX; /* no journal is of use */
+        s->generation = UINT64_MAX; /* no journal is of use */
     }
     /* Journals that are there are not written on: the last may be torn. */
-    uint64_t newest = sweep_journals(r->k, r->source.generation);
-    r->k->generation = r->source.generation < UINT64_MAX ? KVR_MAX(newest, r->source.generation) : newest;
+    uint64_t newest = sweep_journals(r->k, s->generation);
+    r->k->generation = s->generation < UINT64_MAX ? KVR_MAX(newest, s->generation) : newest;
     r->k->changed = r->k->due = r->k->generation != 0;
     kvr_buf_free(&r->tail);
 }
@@ -672,12 +591,7 @@ static struct kept *kept_new(struct kvr_view_store *st, const struct kvr_view_id
     struct kept *k = calloc(1, sizeof *k);
     if (!k) return NULL;
     k->store = st;
-    k->worker = src->worker;
-    k->index = index;
-    k->partition.block_size = src->block_size;
-    snprintf(k->partition.model, sizeof k->partition.model, "%s", id->model);
-    snprintf(k->partition.group, sizeof k->partition.group, "%s", id->group);
-    snprintf(k->endpoint, sizeof k->endpoint, "%s", id->endpoint);
+    kvr_view_of_init(&k->of, id, st->ingest, index, src->worker, src->block_size);
     snprintf(k->dir, sizeof k->dir, "%.*s/worker-%llu-rank-%u", KVR_PATH_MAX - DIR_ROOM, st->dir, (unsigned long long)src->worker.worker_id,
              src->worker.dp_rank);
     k->pieces_tail = &k->pieces;
@@ -723,11 +637,11 @@ int kvr_view_store_follow(struct kvr_view_store *st, const struct kvr_view_ident
     struct restore r = {.k = k, .src = src};
     make_directory(k);
     restore(&r);
-    *tiers = r.tiers;
+    *tiers = r.view.tiers;
     src->keeper = &keeper;
     src->kept = k;
     int rc = kvr_ingest_add(st->ingest, src);
-    kvr_buf_free(&r.memory);
+    kvr_view_reading_free(&r.view);
     if (rc) {
         free(src->tail);
         free(k);
@@ -746,7 +660,7 @@ void kvr_view_store_unfollow(struct kvr_view_store *st, uint64_t worker_id)
     for (;;) {
         kvr_lock(&st->lock);
         struct kept *k = st->list;
-        while (k && k->worker.worker_id != worker_id) k = k->next;
+        while (k && k->of.worker.worker_id != worker_id) k = k->next;
         kvr_unlock(&st->lock);
         if (!k) return;
         forget(k);

@@ -38,7 +38,7 @@
 #include <kvroute/index.h>
 
 #include "store/data_dir.h"
-#include "net/ingest/ingest.h"
+#include "store/view_copy.h"
 
 struct kvr_prom_page;
 
@@ -56,11 +56,6 @@ struct kvr_view_store;
     X(restored_batches, "Batches of their journals") \
     X(discarded_files, "Files of the data directory that could not be used: damaged, of another version, or of another worker")
 /* clang-format on */
-
-/* Whose view it is: content of anything else is not used. A model that is not said ("") is any. */
-struct kvr_view_identity {
-    const char *model, *group, *endpoint;
-};
 
 /* `dir` is made when it is not there. who: begins the lines in the log, e.g. "kvroute serve". The strings are copied.
  * Returns: 0, or -1 with the reason in err. */
