@@ -73,7 +73,7 @@ LONG_UNITS = {"tsan": {"test_durable"}, "asan": {"test_sim"}}
 MEET = {
     "test_proxy.py": "data loops beside each other", "test_queue.py": "a turn that another loop gives", "test_limits.py": "what loops count together",
     "test_fairness.py": "the queue's tenants", "test_reload.py": "files read again beside requests", "test_removed_worker.py": "the table beside requests",
-    "test_restart.py": "the end beside requests", "test_failures.py": "breakers", "test_views.py": "ingest beside look-ups", "test_trust.py": "evidence",
+    "test_restart.py": "the end beside requests", "test_handover.py": "views given beside requests", "test_failures.py": "breakers", "test_views.py": "ingest beside look-ups", "test_trust.py": "evidence",
     "test_quality.py": "predictions and answers", "test_recover_endpoint.py": "the recover client", "test_data_dir.py": "scribe and keeper",
     "test_recorder.py": "the recorder", "test_access_log.py": "the writer's rings", "test_traces.py": "the exporter", "test_replicas.py": "sync",
     "test_replicas_nats.py": "sync over NATS", "test_served_index.py": "questions over NATS", "test_shards.py": "indexes elsewhere",

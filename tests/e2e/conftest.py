@@ -133,13 +133,13 @@ def read_log(file):
 
 
 class Process:
-    def __init__(self, *args, expect=0, env=None, limits=()):
+    def __init__(self, *args, expect=0, env=None, limits=(), under=(), fds=()):
         self.args = [BINARY, *map(str, args)]
         self.log = tempfile.TemporaryFile("w+")
         self.expect = expect
-        # limits: (resource, value) of setrlimit, for the process alone
-        limit = [f"--{what}={value}" for what, value in limits]
-        self.p = subprocess.Popen(["prlimit", *limit, *self.args] if limit else self.args, stdout=self.log, stderr=subprocess.STDOUT,
+        # limits: (resource, value) of setrlimit, for the process alone; under: a command that becomes it; fds: what it inherits
+        limit = ["prlimit", *(f"--{what}={value}" for what, value in limits)] if limits else []
+        self.p = subprocess.Popen([*under, *limit, *self.args], stdout=self.log, stderr=subprocess.STDOUT, pass_fds=fds,
                                   env={**os.environ, **(env or {})})
 
     def text(self):

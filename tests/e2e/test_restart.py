@@ -1,19 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A restart is no outage: the lame duck, ports that are free while answers finish, and the hand-over of ports."""
+"""A restart is no outage: the lame duck, and ports that are free while answers finish. The hand-over: test_handover.py."""
 
-import contextlib
 import http.client
 import json
-import os
 import re
 import signal
-import socket
 import threading
-import time
 
 import pytest
 
-from conftest import SLOW, Indexer, Mock, Process, Publish, Select, Serve, call, free_ports, read_log, read_sse, wait_for
+from conftest import SLOW, Indexer, Mock, Process, Publish, Select, Serve, call, free_ports, read_sse, wait_for
 
 LAME = {"KVROUTE_LAME_DUCK_TIME": "86400"}  # a test ends it with a second signal
 
@@ -175,172 +171,3 @@ def test_a_second_process_is_refused_whatever_the_threads(start, first, second):
     ix = start(Indexer, "--threads", first)
     twin = Process("indexer", "--port", ix.port, "--threads", second)
     assert twin.p.wait(20 * SLOW) == 1 and "address already in use" in twin.text()
-
-
-# ---- hand-over ---------------------------------------------------------------------------------------------------------------
-
-
-class Client(threading.Thread):
-    """Asks without a pause, on connections that it keeps as long as the router does; a request that fails is noted, not asked again."""
-
-    def __init__(self, port, streams=False):
-        super().__init__(daemon=True)
-        self.port, self.streams, self.done, self.failed, self.over = port, streams, 0, [], threading.Event()
-        self.start()
-
-    def ask(self, c):
-        c.request("POST", "/v1/completions", json.dumps({"prompt": "x", "max_tokens": 4, "stream": self.streams}))
-        r = c.getresponse()
-        body = r.read()
-        whole = body.endswith(b"data: [DONE]\n\n") if self.streams else r.status == 200
-        if not whole:
-            self.failed.append((r.status, body[-200:]))
-        self.done += 1
-
-    def run(self):
-        c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60 * SLOW)
-        while not self.over.is_set():
-            try:
-                self.ask(c)
-            except (OSError, http.client.HTTPException) as e:
-                self.failed.append(repr(e))
-                c.close()
-        c.close()
-
-
-def test_a_hand_over_refuses_nobody(start, tmp_path):
-    m = start(Mock)
-    args = ("--handover", tmp_path / "ports", "--lame-duck-time", 1)
-    s = start(Serve, [m], *args, "--threads", 1)
-    clients = [Client(s.port, streams=i % 2 == 1) for i in range(8)]
-    for threads in (1, 2, 2, 3):
-        wait_for("asking", lambda: all(c.done > 20 for c in clients))
-        after = start(Serve, [m], *args, "--threads", threads, ports=(s.port, s.admin), wait=False)
-        assert s.p.wait(60 * SLOW) == 0, after.text()
-        assert "the ports are handed over" not in after.text() and ", 0 cut off" in s.text()
-        wait_for("taken", lambda: "the ports are taken over" in after.text())
-        s = after
-        for c in clients:
-            c.done = 0
-    wait_for("asking", lambda: all(c.done > 20 for c in clients))
-    for c in clients:
-        c.over.set()
-    for c in clients:
-        c.join()
-        assert not c.failed, c.failed[:3]
-    s.stop()
-    assert not os.path.exists(tmp_path / "ports")
-
-
-def test_a_process_that_is_not_ready_takes_nothing(start, tmp_path):
-    args = ("--handover", tmp_path / "ports")
-    s = start(Serve, [start(Mock)], *args)
-    late = start(Serve, [f"http://127.0.0.1:{free_ports()}"], *args, ports=(s.port, s.admin), wait=False)
-    wait_for("asked", lambda: "another process gets ready" in s.text())
-    assert s.complete("x").status == 200
-    late.kill()
-    wait_for("gone", lambda: "gone without taking" in s.text())
-    assert s.complete("x").status == 200
-    right = start(Serve, [start(Mock)], *args, ports=(s.port, s.admin), wait=False)
-    assert s.p.wait(30 * SLOW) == 0
-    assert right.complete("x").status == 200
-
-
-def test_ports_of_a_process_that_dies_meanwhile_are_taken_at_once(start, tmp_path):
-    args = ("--handover", tmp_path / "ports")
-    s = start(Serve, [start(Mock)], *args)
-    late = start(Serve, [f"http://127.0.0.1:{free_ports()}"], *args, ports=(s.port, s.admin), wait=False)
-    wait_for("asked", lambda: "another process gets ready" in s.text())
-    s.kill()
-    wait_for("answers", lambda: call(late.port, "GET", "/ready").status == 503)
-    wait_for("told", lambda: "has ended by itself" in late.text())
-
-
-def test_what_does_not_fit_is_refused(start, tmp_path):
-    m = start(Mock)
-    path = tmp_path / "ports"
-    s = start(Serve, [m], "--handover", path, "--threads", 2)
-
-    def refused(*args, **kw):
-        p = start(Serve, [m], *args, wait=False, expect=1, **kw)
-        p.p.wait(20 * SLOW)
-        return p.text()
-    assert "2 data loops; allowed: --threads of at least as many" in refused("--handover", path, ports=(s.port, s.admin))
-    assert "allowed: the same --port and --admin-port" in refused("--handover", path, "--threads", 2)
-    assert "allowed: a path that this user may write to" in refused("--handover", "/proc/nowhere")
-    assert "allowed: a path" in refused("--handover", "x" * 200)
-    stale = tmp_path / "stale"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as u:
-        u.bind(str(stale))
-    t = start(Serve, [m], "--handover", stale)  # nobody is there any more
-    assert oct(os.stat(stale).st_mode & 0o777) == "0o600" and t.complete("x").status == 200
-    data = start(Serve, [m], "--handover", path, "--data-dir", tmp_path / "d", wait=False, expect=2)
-    data.p.wait(20 * SLOW)
-    assert "data-dir and handover exclude each other" in data.text()
-    assert s.complete("x").status == 200
-
-
-def test_a_second_one_that_asked_made_the_running_one_spin(start, tmp_path):
-    path = tmp_path / "ports"
-    s = start(Serve, [start(Mock)], "--handover", path)
-    ask = lambda: socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # noqa: E731
-    with ask() as one, ask() as two:
-        one.connect(str(path))
-        assert one.recv(64) == b"kvroute listeners 1"
-        two.connect(str(path))
-        used = lambda: sum(map(int, open(f"/proc/{s.p.pid}/stat").read().split()[13:15])) / os.sysconf("SC_CLK_TCK")  # noqa: E731
-        before = used()
-        time.sleep(1)
-        assert used() - before < 0.5
-        one.send(b"taken\0" * 9)  # no word of ours
-        assert two.recv(64) == b"kvroute listeners 1", "now it is its turn"
-    assert s.complete("x").status == 200
-
-
-def test_strangers_at_the_path_of_a_hand_over(start, tmp_path):
-    path, kept = tmp_path / "ports", tmp_path / "kept"
-    s = start(Serve, [start(Mock)], "--handover", path)
-    assert path.stat().st_mode & 0o777 == 0o600
-    for junk in (b"", b"take", b"taken\0", b"x" * 60000, None):
-        for _ in range(20):
-            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as c:
-                c.connect(str(path))
-                if junk is not None:
-                    c.send(junk)
-    assert s.complete("x").status == 200 and path.is_socket()
-    kept.write_text("mine")
-    other = start(Process, "select", "--port", free_ports(), "--handover", kept, expect=None)
-    assert other.p.wait(20 * SLOW) != 0 and kept.read_text() == "mine"
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs a second user")
-def test_sockets_of_another_user_are_not_taken(start, tmp_path):
-    path = tmp_path / "ports"
-    with socket.create_server(("0.0.0.0", 0)) as theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as offer:
-        offer.bind(str(path))
-        os.seteuid(65534)
-        try:
-            offer.listen(4)
-        finally:
-            os.seteuid(0)
-
-        def give():
-            c, _ = offer.accept()
-            with c, contextlib.suppress(OSError):
-                socket.send_fds(c, [b"kvroute listeners 1"], [theirs.fileno()])
-                c.recv(1)
-        t = threading.Thread(target=give, daemon=True)
-        t.start()
-        p = start(Process, "select", "--host", "127.0.0.1", "--port", theirs.getsockname()[1], "--handover", path, expect=None)
-        assert p.p.wait(20 * SLOW) != 0 and "allowed: a path that this user may write to" in p.text()
-
-
-def test_select_hands_its_port_over(start, tmp_path):
-    s = start(Select, "--handover", tmp_path / "ports")
-    s.worker(1)
-    after = Process("select", "--host", "127.0.0.1", "--port", s.port, "--handover", tmp_path / "ports")
-    try:
-        wait_for("asked", lambda: "another process gets ready" in s.text())
-        assert call(s.port, "GET", "/workers").json()  # the new one knows no worker yet, and waits
-    finally:
-        after.kill()

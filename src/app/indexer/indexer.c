@@ -119,6 +119,7 @@ static void on_wake(uv_async_t *a)
     struct loop *l = a->data;
     int phase = atomic_load(&l->indexer->phase);
     struct kvr_http_server_stats st;
+    atomic_store(&l->answered, atomic_load(&l->indexer->asked));
     if (phase >= KVR_LAME) kvr_http_server_lame(l->server);
     if (phase >= KVR_DRAINING) kvr_http_server_drain(l->server);
     kvr_http_server_stats(l->server, &st);
@@ -255,6 +256,18 @@ static bool is_done(void *ctx)
     return owed == 0;
 }
 
+/* Questions are answered by the loops, and rightly as long as events are followed. */
+static bool is_alive(void *ctx)
+{
+    struct indexer *x = ctx;
+    bool alive = kvr_ingest_moved(x->ingest);
+    for (size_t i = 0; i < x->loops_n; i++) alive &= atomic_load(&x->loops[i]->answered) == atomic_load(&x->asked);
+    if (!alive) return false;
+    atomic_fetch_add(&x->asked, 1);
+    wake_loops(x);
+    return true;
+}
+
 static void watch_for_end(struct indexer *x)
 {
     struct kvr_ending_config c = {.program = "kvroute indexer",
@@ -264,6 +277,7 @@ static void watch_for_end(struct indexer *x)
                                   .is_done = is_done,
                                   .ctx = x};
     kvr_ending_init(&x->ending, &x->main_loop, &c);
+    kvr_watchdog_init(&x->watchdog, &x->main_loop, is_alive, x);
 }
 
 /* SIGHUP: what is in files is read again. What cannot be read stays as it was. */
@@ -273,6 +287,7 @@ static void on_reload(uv_signal_t *s, int signum)
     const char *out = x->o->peer_key_file ? x->o->peer_key_file : x->o->api_key_file;
     char err[512];
     (void)signum;
+    kvr_systemd_reloading();
     if (telemetry_reopen(x)) kvr_log_warning("kvroute indexer: SIGHUP: the access log cannot be opened again; the old one stays");
     if (kvr_access_reload(x->access, err, sizeof err))
         kvr_log_warning("kvroute indexer: SIGHUP: --api-key-file: %s; the old keys stay", err);
@@ -288,6 +303,7 @@ static void on_reload(uv_signal_t *s, int signum)
         kvr_log_warning("kvroute indexer: SIGHUP: --tls-ca: %s; the old certificates stay", err);
     kvr_given_tokens_reload(x->tokenizers);
     kvr_log("kvroute indexer: SIGHUP: read again");
+    kvr_systemd_reloaded();
 }
 
 static void each_index(struct indexer *x, size_t (*fn)(struct kvr_index *index))
@@ -343,6 +359,8 @@ static int run(struct indexer *x)
     while (x->o->data_dir && x->o->workers && !atomic_load(&x->loaded)) uv_sleep(1); /* --workers go on from what is on disk */
     if (add_configured(x) || catalogue_start_durable(x) || recovery_start(x)) return 1;
     announce(x);
+    kvr_systemd_tell("READY=1");
+    kvr_watchdog_start(&x->watchdog);
     uv_run(&x->main_loop, UV_RUN_DEFAULT);
     return 0;
 }

@@ -42,6 +42,7 @@
 #include "base/lock.h"
 #include "store/event_recorder.h"
 #include "net/http/ending.h"
+#include "net/http/systemd.h"
 #include "wire/known_members.h"
 #include "net/http/access.h"
 #include "net/ingest/ingest.h"
@@ -183,7 +184,9 @@ struct indexer {
         uv_timer_t second, tend;
     } handles;                /* of the main loop */
     struct kvr_ending ending; /* main loop's */
-    _Atomic int phase;        /* enum kvr_ending_phase, for all threads */
+    struct kvr_watchdog watchdog;
+    _Atomic uint64_t asked; /* for loop.answered */
+    _Atomic int phase;      /* enum kvr_ending_phase, for all threads */
     struct keeper *keeper;
     void (*registrations_changed)(struct indexer *x); /* any thread; NULL: nobody is told */
     struct recovery *recovery;
@@ -220,6 +223,7 @@ struct loop {
     struct kvr_buf body;
     _Atomic size_t dumps;      /* being sent */
     _Atomic size_t owed_conns; /* connections on which something is still to be said; kept up to date while draining */
+    _Atomic uint64_t answered; /* the last look-around that the loop has done (is_alive) */
     _Atomic bool stop;
 };
 

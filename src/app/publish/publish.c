@@ -96,6 +96,13 @@ static bool is_done(void *ctx)
     return st.owed == 0;
 }
 
+/* The loop answers; what it answers is right as long as events are followed. */
+static bool is_alive(void *ctx)
+{
+    struct publish *p = ctx;
+    return kvr_ingest_moved(p->ingest);
+}
+
 static void watch_for_end(struct publish *p)
 {
     struct kvr_ending_config c = {.program = "kvroute publish",
@@ -105,6 +112,7 @@ static void watch_for_end(struct publish *p)
                                   .is_done = is_done,
                                   .ctx = p};
     kvr_ending_init(&p->ending, &p->loop, &c);
+    kvr_watchdog_init(&p->watchdog, &p->loop, is_alive, p);
 }
 
 static int serve(struct publish *p, char *err, size_t cap)
@@ -314,6 +322,8 @@ int publish_main(const struct publish_options *o)
     if (rc) {
         kvr_log_error("kvroute publish: %s", err);
     } else {
+        kvr_systemd_tell("READY=1");
+        kvr_watchdog_start(&p->watchdog);
         uv_run(&p->loop, UV_RUN_DEFAULT);
         rc = p->failed;
     }

@@ -15,6 +15,7 @@
 
 #include "app/publish/feed.h"
 #include "net/http/ending.h"
+#include "net/http/systemd.h"
 #include "net/http/access.h"
 #include "net/nats/registry.h"
 #include "wire/engine_facts.h"
@@ -37,6 +38,7 @@ struct publish {
     char scope[KVR_SCOPE_MAX];
     struct kvr_registry *registry; /* NULL: not announced */
     struct kvr_ending ending;
+    struct kvr_watchdog watchdog;
     uv_timer_t heartbeat, tend;
     struct engine_metrics *engine_metrics; /* NULL: without --engine-metrics */
     struct learning *learning;             /* NULL: the engine is not asked */

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The ports of one process after the other: app/serve/handover.h. The order of the sockets: the admin port's, then one of each data loop.
- */
+/* The ports of one process after the other: app/serve/handover.h. The order of the sockets: the admin port's (0: none came), then one of
+ * each data loop. */
 #include "app/serve/handover.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -13,9 +14,11 @@
 #include "app/serve/common/process.h"
 #include "app/serve/data/data_plane.h"
 #include "app/serve/data/port/ready.h"
+#include "app/serve/workers/views/succession.h"
 #include "base/log.h"
+#include "net/http/systemd.h"
 
-enum { PATIENCE_MS = 60000 };
+enum { PATIENCE_MS = 60000, READY_TICKS = 3 /* subscriptions have reached the engines when their connections have stood for so long */ };
 
 static const char *name(const struct handover *h)
 {
@@ -41,10 +44,31 @@ static int refuse(struct handover *h, char *err, size_t cap, const char *why)
     return -1;
 }
 
+/* Loops for which there is none share those that there are: a socket has one queue, from which each loop takes. */
+static void share(struct handover *h)
+{
+    size_t have = (size_t)h->sockets_n - 1, want = KVR_MIN((size_t)h->process->o->threads, (size_t)KVR_HANDOVER_FDS_MAX - 1);
+    for (size_t i = have; have && i < want; i++) {
+        int fd = fcntl(h->sockets[1 + i % have], F_DUPFD_CLOEXEC, 0);
+        if (fd < 0) return;
+        h->sockets[h->sockets_n++] = fd;
+    }
+}
+
+/* Another socket can listen on its port, too. */
+static bool can_be_joined(int fd)
+{
+    int on = 0;
+    socklen_t len = sizeof on;
+    return getsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &on, &len) == 0 && on;
+}
+
+static int from_systemd(struct handover *h, char *err, size_t cap);
+
 int handover_begin(struct handover *h, char *err, size_t cap)
 {
     char why[160];
-    if (!h->process->o->handover) return 0;
+    if (!h->process->o->handover) return from_systemd(h, err, cap);
     h->sockets_n = kvr_handover_ask(h->process->o->handover, h->sockets, &h->link);
     if (h->sockets_n < 0) {
         snprintf(err, cap, "--handover: '%s': %s; allowed: a path that this user may write to", h->process->o->handover,
@@ -52,7 +76,7 @@ int handover_begin(struct handover *h, char *err, size_t cap)
         h->sockets_n = 0;
         return -1;
     }
-    if (h->sockets_n == 0) return 0;
+    if (h->sockets_n == 0) return from_systemd(h, err, cap);
     size_t loops = (size_t)h->sockets_n - 1;
     if (loops > h->process->o->threads || (loops > 0) == h->process->o->select_only) {
         snprintf(why, sizeof why, "the process there has %zu data loops; allowed: --threads of at least as many, and the same program",
@@ -62,6 +86,7 @@ int handover_begin(struct handover *h, char *err, size_t cap)
     for (int i = 0; i < h->sockets_n; i++)
         if (!is_at(h->sockets[i], i ? h->process->o->port : h->process->o->admin_port))
             return refuse(h, err, cap, "the process there listens on other ports; allowed: the same --port and --admin-port");
+    if (loops && !can_be_joined(h->sockets[1])) share(h);
     h->waits = true;
     return 0;
 }
@@ -86,6 +111,7 @@ static void taken_over(struct handover *h)
 {
     if (!data_plane_takes_connections(h->data)) return;
     h->takes = false;
+    h->taken(h->ctx);
     if (kvr_handover_take(h->link)) kvr_log_warning("%s: --handover: the process before has ended by itself", name(h));
     else kvr_log("%s: --handover: the ports are taken over", name(h));
     if (handover_start(h)) kvr_log_error("%s: --handover: the next process will not find the ports", name(h));
@@ -96,13 +122,70 @@ void handover_tick(struct handover *h)
     const char *why = "";
     if (h->takes) taken_over(h);
     if (!h->waits) return;
-    if (data_plane_ready(h->data, &why) || is_alone(h)) {
+    bool ready = data_plane_ready(h->data, &why);
+    h->ready_ticks = ready ? h->ready_ticks + 1 : 0;
+    if (h->ready_ticks >= READY_TICKS) {
+        views_take_over(h->workers, h->link);
+        take_over(h);
+    } else if (is_alone(h)) {
         take_over(h);
     } else if (now_ms() - h->process->started_ms > PATIENCE_MS) {
         kvr_log_error("%s: --handover: given up, the process before goes on: %s", name(h), why);
         h->failed = true;
         uv_stop(&h->process->main_loop);
     }
+}
+
+/* ---- sockets of systemd ------------------------------------------------------------------------------------ */
+
+/* Of an address of IPv4 or IPv6: the same, or both are any. */
+static bool same_address(const struct sockaddr_storage *a, const struct sockaddr_storage *b)
+{
+    char x[64], y[64];
+    if (uv_ip_name((const struct sockaddr *)a, x, sizeof x) || uv_ip_name((const struct sockaddr *)b, y, sizeof y)) return false;
+    bool any_x = strcmp(x, "::") == 0 || strcmp(x, "0.0.0.0") == 0, any_y = strcmp(y, "::") == 0 || strcmp(y, "0.0.0.0") == 0;
+    return any_x ? any_y : strcmp(x, y) == 0;
+}
+
+/* A program that says where it listens listens there: who may use the admin port depends on it. */
+static int judge(int fd, const char *name, const char *host, uint64_t port, char *err, size_t cap)
+{
+    struct sockaddr_storage is = {0}, said = {0};
+    socklen_t len = sizeof is;
+    char text[64] = "?";
+    if (uv_ip4_addr(host, (int)port, (struct sockaddr_in *)&said)) (void)uv_ip6_addr(host, (int)port, (struct sockaddr_in6 *)&said);
+    if (getsockname(fd, (struct sockaddr *)&is, &len) == 0 && is_at(fd, port) && same_address(&is, &said)) return 0;
+    (void)uv_ip_name((struct sockaddr *)&is, text, sizeof text);
+    snprintf(err, cap, "the socket '%s' of systemd listens on %s port %u; allowed: what the options say, %s port %llu", name, text,
+             (unsigned)ntohs(((struct sockaddr_in *)&is)->sin_port), host, (unsigned long long)port);
+    return -1;
+}
+
+/*
+ * Sockets that systemd has opened and keeps: it gives the same ones to the next process, so a restart refuses nobody. One `data` for each
+ * loop (a socket unit with ReusePort=yes that names the port as often), or fewer, which loops share; and one `admin`. What is not given is
+ * opened here.
+ */
+static int from_systemd(struct handover *h, char *err, size_t cap)
+{
+    static const char *const names[] = {"admin", "data", NULL}, *const of_select[] = {"admin", NULL};
+    const struct serve_options *o = h->process->o;
+    int admin[2] = {0};
+    if (kvr_systemd_check(o->select_only ? of_select : names, err, cap)) return -1;
+    size_t admins = kvr_systemd_sockets("admin", admin, 2), n = kvr_systemd_sockets("data", h->sockets + 1, KVR_HANDOVER_FDS_MAX - 1);
+    if (admins > 1 || (n && n > o->threads)) {
+        snprintf(err, cap, "systemd has given %zu sockets 'admin' and %zu 'data'; allowed: one, and as many as --threads (%llu) at most",
+                 admins, n, (unsigned long long)o->threads);
+        return -1;
+    }
+    if (admins && judge(admin[0], "admin", o->admin_host, o->admin_port, err, cap)) return -1;
+    for (size_t i = 0; i < n; i++)
+        if (judge(h->sockets[1 + i], "data", o->host, o->port, err, cap)) return -1;
+    h->sockets[0] = admin[0];
+    h->sockets_n = admins || n ? (int)n + 1 : 0;
+    if (n) share(h);
+    if (h->sockets_n) kvr_log("%s: sockets of systemd: %zu 'data', %zu 'admin'", name(h), n, admins);
+    return 0;
 }
 
 /* ---- giving ------------------------------------------------------------------------------------------- */
@@ -112,6 +195,12 @@ static size_t sockets(void *ctx, int *fds)
     struct handover *h = ctx;
     fds[0] = admin_listener(h->admin);
     return 1 + data_plane_listeners(h->data, fds + 1, KVR_HANDOVER_FDS_MAX - 1);
+}
+
+static int on_question(void *ctx, const void *question, size_t len)
+{
+    const struct handover *h = ctx;
+    return views_give(h->workers, question, len);
 }
 
 static void on_asked(void *ctx)
@@ -134,7 +223,8 @@ static void on_taken(void *ctx)
 
 int handover_start(struct handover *h)
 {
-    struct kvr_handover_config c = {&h->process->main_loop, h->process->o->handover, sockets, on_asked, on_denied, on_taken, h};
+    struct kvr_handover_config c = {
+        &h->process->main_loop, h->process->o->handover, sockets, on_question, on_asked, on_denied, on_taken, h};
     if (!h->process->o->handover || h->waits) return 0;
     int rc = kvr_handover_offer(&c, &h->offer);
     if (rc)

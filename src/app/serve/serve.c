@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include "app/serve/admin/admin.h"
 #include "app/serve/admin/reload.h"
@@ -17,6 +18,7 @@
 #include "app/serve/config/models_config.h"
 #include "app/serve/config/port_tls.h"
 #include "app/serve/data/data_plane.h"
+#include "app/serve/data/port/ready.h"
 #include "app/serve/discovery/discovery.h"
 #include "app/serve/handover.h"
 #include "app/serve/peers/peers.h"
@@ -28,6 +30,7 @@
 #include "app/serve/workers/workers.h"
 #include "base/log.h"
 #include "net/http/jobs.h"
+#include "net/http/systemd.h"
 #include "net/zmq/curve.h"
 
 struct serve {
@@ -35,6 +38,7 @@ struct serve {
     struct rooms rooms;
     struct handover handover;
     struct kvr_ending ending;
+    struct kvr_watchdog watchdog;
     uv_signal_t hup;
     uv_timer_t second, poll;
 };
@@ -46,9 +50,35 @@ static const char *program(const struct serve_options *o)
 
 /* ---- main loop --------------------------------------------------------------------------------------- */
 
+/* This process is the service: not before it has taken the ports over, nor after it has given them away. */
+static bool speaks(const struct serve *s)
+{
+    return !s->handover.waits && !s->handover.takes && !process_is_ending(&s->rooms.process);
+}
+
+static void tell_status(struct serve *s)
+{
+    const char *why = "";
+    char text[160];
+    if (!speaks(s)) return;
+    if (data_plane_ready(s->rooms.data, &why)) snprintf(text, sizeof text, "ready, %zu worker(s)", workers_count(s->rooms.workers));
+    else snprintf(text, sizeof text, "not ready: %s", why);
+    kvr_systemd_status(text);
+}
+
+/* Requests are answered by the loops, and rightly as long as events are followed; the main loop asks. */
+static bool is_alive(void *ctx)
+{
+    struct serve *s = ctx;
+    bool events = views_move(s->rooms.workers), loops = data_plane_answers(s->rooms.data);
+    return events && loops;
+}
+
 static void on_second(uv_timer_t *t)
 {
-    struct rooms *r = t->data;
+    struct serve *s = t->data;
+    struct rooms *r = &s->rooms;
+    tell_status(s);
     workers_second(r->workers);
     config_second(r->config);
     data_plane_second(r->data);
@@ -98,16 +128,27 @@ static bool is_done(void *ctx)
     return done;
 }
 
+/* The ports are this process's: of those that take part in a hand-over, this is the service from now on. */
+static void on_ready(void *ctx)
+{
+    struct serve *s = ctx;
+    kvr_systemd_tell("MAINPID=%d\nREADY=1", (int)getpid());
+    kvr_watchdog_start(&s->watchdog);
+}
+
 static void on_given(void *ctx)
 {
     struct serve *s = ctx;
+    kvr_watchdog_stop(&s->watchdog);
     kvr_ending_begin(&s->ending, "the ports are handed over", true);
 }
 
 static void on_reload(uv_signal_t *sig, int signum)
 {
     (void)signum;
+    kvr_systemd_reloading();
     (void)reload_all(sig->data, "SIGHUP", NULL);
+    kvr_systemd_reloaded();
 }
 
 static void watch(struct serve *s)
@@ -121,6 +162,7 @@ static void watch(struct serve *s)
                                   .is_done = is_done,
                                   .ctx = s};
     kvr_ending_init(&s->ending, loop, &c);
+    kvr_watchdog_init(&s->watchdog, loop, is_alive, s);
     uv_signal_init(loop, &s->hup);
     s->hup.data = r->admin;
     uv_signal_start(&s->hup, on_reload, SIGHUP);
@@ -128,7 +170,7 @@ static void watch(struct serve *s)
     uv_timer_init(loop, &s->poll);
     s->poll.data = s;
     uv_timer_start(&s->poll, on_poll, TICK_MS, TICK_MS);
-    s->second.data = r;
+    s->second.data = s;
     uv_timer_start(&s->second, on_second, 1000, 1000);
 }
 
@@ -256,6 +298,7 @@ static int run(struct serve *s)
     watch(s);
     if (handover_start(&s->handover) || data_plane_run(r->data)) return 1;
     announce(s);
+    if (speaks(s)) on_ready(s);
     uv_run(&r->process.main_loop, UV_RUN_DEFAULT);
     uv_timer_stop(&s->second); /* what they look after ends now */
     uv_timer_stop(&s->poll);
@@ -300,8 +343,13 @@ int serve_main(const struct serve_options *o)
         return 1;
     }
     s->o = o;
-    s->handover =
-        (struct handover){.process = &s->rooms.process, .data = s->rooms.data, .admin = s->rooms.admin, .given = on_given, .ctx = s};
+    s->handover = (struct handover){.process = &s->rooms.process,
+                                    .workers = s->rooms.workers,
+                                    .data = s->rooms.data,
+                                    .admin = s->rooms.admin,
+                                    .taken = on_ready,
+                                    .given = on_given,
+                                    .ctx = s};
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN); /* a file that may not grow is an error of a write */
     raise_file_limit();

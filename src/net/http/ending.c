@@ -3,6 +3,7 @@
 #include "net/http/ending.h"
 
 #include "base/log.h"
+#include "net/http/systemd.h"
 
 enum { LOOK_MS = 20 };
 
@@ -53,6 +54,7 @@ void kvr_ending_begin(struct kvr_ending *e, const char *why, bool lame_duck)
 
 static void on_signal(uv_signal_t *s, int number)
 {
+    kvr_systemd_tell("STOPPING=1\nSTATUS=%s: ending", number == SIGTERM ? "SIGTERM" : "SIGINT");
     kvr_ending_begin(s->data, number == SIGTERM ? "SIGTERM" : "SIGINT", number == SIGTERM);
 }
 

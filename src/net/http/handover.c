@@ -15,7 +15,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-static const char offered[] = "kvroute listeners 1", taken[] = "taken";
+static const char offered[] = "kvroute listeners 2", taken[] = "taken";
+enum { A_QUESTION = '?', A_FILE = '+', NO_FILE = '-', NOT_YET = '.' }; /* the first byte of a message */
 
 struct kvr_handover {
     struct kvr_handover_config config;
@@ -55,13 +56,47 @@ static void drop_taker(struct kvr_handover *h)
     if (!h->was_taken) h->config.denied(h->config.ctx);
 }
 
+/* With descriptors beside the text. */
+static bool send_with(int to, const char *text, size_t len, const int *fds, size_t n)
+{
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(sizeof(int) * KVR_HANDOVER_FDS_MAX)];
+    } control = {0};
+    struct iovec v = {(void *)(uintptr_t)text, len};
+    struct msghdr m = {.msg_iov = &v, .msg_iovlen = 1};
+    if (n) {
+        m.msg_control = control.bytes;
+        m.msg_controllen = CMSG_SPACE(sizeof(int) * n);
+        struct cmsghdr *c = CMSG_FIRSTHDR(&m);
+        KVR_ASSERT(c);
+        c->cmsg_level = SOL_SOCKET;
+        c->cmsg_type = SCM_RIGHTS;
+        c->cmsg_len = CMSG_LEN(sizeof(int) * n);
+        memcpy(CMSG_DATA(c), fds, sizeof(int) * n);
+    }
+    return sendmsg(to, &m, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)len;
+}
+
+static void answer(struct kvr_handover *h, const char *question, size_t len)
+{
+    int fd = h->config.question(h->config.ctx, question, len);
+    char kind = fd >= 0 ? A_FILE : fd == KVR_HANDOVER_LATER ? NOT_YET : NO_FILE;
+    (void)send_with(h->taker_fd, &kind, 1, &fd, fd >= 0); /* one who does not read them asks no more */
+    if (fd >= 0) close(fd);
+}
+
 static void on_word(uv_poll_t *p, int status, int events)
 {
     struct kvr_handover *h = p->data;
-    char word[32];
+    char word[1 + KVR_HANDOVER_QUESTION_MAX];
     ssize_t n = status < 0 ? 0 : recv(h->taker_fd, word, sizeof word, MSG_DONTWAIT);
     (void)events;
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (n > 0 && word[0] == A_QUESTION) {
+        answer(h, word + 1, (size_t)n - 1);
+        return;
+    }
     h->was_taken = n == (ssize_t)sizeof taken - 1 && memcmp(word, taken, sizeof taken - 1) == 0;
     drop_taker(h);
     if (h->was_taken) h->config.taken(h->config.ctx);
@@ -75,23 +110,6 @@ static bool is_mine(int fd)
     return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &c, &len) == 0 && c.uid == geteuid();
 }
 
-static bool send_sockets(int to, const int *fds, size_t n)
-{
-    union {
-        struct cmsghdr align;
-        char bytes[CMSG_SPACE(sizeof(int) * KVR_HANDOVER_FDS_MAX)];
-    } control = {0};
-    struct iovec text = {(void *)(uintptr_t)offered, sizeof offered - 1};
-    struct msghdr m = {.msg_iov = &text, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = CMSG_SPACE(sizeof(int) * n)};
-    struct cmsghdr *c = CMSG_FIRSTHDR(&m);
-    KVR_ASSERT(c);
-    c->cmsg_level = SOL_SOCKET;
-    c->cmsg_type = SCM_RIGHTS;
-    c->cmsg_len = CMSG_LEN(sizeof(int) * n);
-    memcpy(CMSG_DATA(c), fds, sizeof(int) * n);
-    return sendmsg(to, &m, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)sizeof offered - 1;
-}
-
 /* One taker at a time; another one waits in the kernel's queue, and is not looked at meanwhile. */
 static void on_taker(uv_poll_t *p, int status, int events)
 {
@@ -101,7 +119,7 @@ static void on_taker(uv_poll_t *p, int status, int events)
     if (status < 0) return;
     int fd = accept4(h->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd < 0) return;
-    if (!is_mine(fd) || !send_sockets(fd, fds, h->config.sockets(h->config.ctx, fds)) ||
+    if (!is_mine(fd) || !send_with(fd, offered, sizeof offered - 1, fds, h->config.sockets(h->config.ctx, fds)) ||
         uv_poll_init_socket(h->config.loop, &h->taker, fd)) {
         close(fd);
         return;
@@ -168,23 +186,33 @@ void kvr_handover_close(struct kvr_handover *h)
 
 /* ---- taking ------------------------------------------------------------------------------------------- */
 
-/* Returns: how many sockets came, or a libuv error. */
-static int receive_sockets(int from, int *fds)
+/* Returns: how many bytes came, and *got descriptors; or a libuv error. */
+static ssize_t receive_with(int from, char *text, size_t cap, int *fds, size_t *got)
 {
     union {
         struct cmsghdr align;
         char bytes[CMSG_SPACE(sizeof(int) * KVR_HANDOVER_FDS_MAX)];
     } control;
-    char text[64];
-    struct iovec v = {text, sizeof text};
+    struct iovec v = {text, cap};
     struct msghdr m = {.msg_iov = &v, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes};
     struct pollfd p = {.fd = from, .events = POLLIN};
+    *got = 0;
     if (poll(&p, 1, KVR_HANDOVER_MS) <= 0) return UV_ETIMEDOUT;
     ssize_t n = recvmsg(from, &m, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
-    if (n <= 0) return n < 0 ? uv_translate_sys_error(errno) : UV_EPERM; /* closed without a word: of another user */
+    if (n <= 0) return n < 0 ? uv_translate_sys_error(errno) : UV_EOF;
     struct cmsghdr *c = CMSG_FIRSTHDR(&m);
-    size_t got = c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS ? (c->cmsg_len - CMSG_LEN(0)) / sizeof(int) : 0;
-    if (got) memcpy(fds, CMSG_DATA(c), got * sizeof(int));
+    *got = c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS ? (c->cmsg_len - CMSG_LEN(0)) / sizeof(int) : 0;
+    if (*got) memcpy(fds, CMSG_DATA(c), *got * sizeof(int));
+    return n;
+}
+
+/* Returns: how many sockets came, or a libuv error. */
+static int receive_sockets(int from, int *fds)
+{
+    char text[64];
+    size_t got;
+    ssize_t n = receive_with(from, text, sizeof text, fds, &got);
+    if (n < 0) return n == UV_EOF ? UV_EPERM : (int)n; /* closed without a word: of another user */
     if (got && n == (ssize_t)sizeof offered - 1 && memcmp(text, offered, sizeof offered - 1) == 0) return (int)got;
     for (size_t i = 0; i < got; i++) close(fds[i]);
     return UV_EPROTO;
@@ -202,6 +230,21 @@ int kvr_handover_ask(const char *path, int fds[KVR_HANDOVER_FDS_MAX], int *link)
     if (rc <= 0) close(fd);
     else *link = fd;
     return rc;
+}
+
+int kvr_handover_question(int link, const void *question, size_t len)
+{
+    char text[1 + KVR_HANDOVER_QUESTION_MAX] = {A_QUESTION}, kind;
+    int fds[KVR_HANDOVER_FDS_MAX];
+    size_t got;
+    KVR_ASSERT(len <= KVR_HANDOVER_QUESTION_MAX);
+    memcpy(text + 1, question, len);
+    if (send(link, text, 1 + len, MSG_NOSIGNAL) != (ssize_t)(1 + len)) return KVR_HANDOVER_BROKEN;
+    ssize_t n = receive_with(link, &kind, 1, fds, &got);
+    if (n == 1 && kind == A_FILE && got == 1) return fds[0];
+    for (size_t i = 0; i < got; i++) close(fds[i]);
+    if (n != 1) return KVR_HANDOVER_BROKEN;
+    return kind == NOT_YET ? KVR_HANDOVER_LATER : KVR_HANDOVER_NONE;
 }
 
 int kvr_handover_take(int link)

@@ -269,6 +269,11 @@ void kvr_ingest_memory(struct kvr_ingest *in, struct kvr_buf *out)
     for (const struct rank_stream *r = &in->visited->own; r; r = r->next) kvr_engine_memory_write(&r->stream, out);
 }
 
+int kvr_ingest_recall(struct kvr_ingest *in, const char *memory, size_t len)
+{
+    return kvr__source_recall(in->visited, memory, len);
+}
+
 enum kvr_view_knowledge kvr_ingest_bare(struct kvr_ingest *in)
 {
     const struct source *s = in->visited;
@@ -481,8 +486,10 @@ static void *ingest_main(void *arg)
     zmq_pollitem_t *items = NULL;
     size_t cap = 0;
     in->now_ms = kvr_now_ms();
-    while (exchange(in))
+    while (exchange(in)) {
+        atomic_store_explicit(&in->moved, true, memory_order_relaxed);
         if (!poll_once(in, &items, &cap)) continue; /* memory is short: try again */
+    }
     while (in->sources) {
         struct source *s = in->sources;
         in->sources = s->next;
@@ -522,6 +529,11 @@ int kvr_ingest_create(const struct kvr_ingest_handler *handler, double restore_t
     }
     *out = in;
     return 0;
+}
+
+bool kvr_ingest_moved(struct kvr_ingest *in)
+{
+    return !in || atomic_exchange_explicit(&in->moved, false, memory_order_relaxed);
 }
 
 void kvr_ingest_set_curve(struct kvr_ingest *in, const struct kvr_curve *c)

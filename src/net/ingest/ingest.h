@@ -155,6 +155,9 @@ int kvr_ingest_create(const struct kvr_ingest_handler *handler, double restore_t
 /* Stops the thread and closes every socket. */
 void kvr_ingest_destroy(struct kvr_ingest *in);
 
+/* Has the thread gone round since this was asked last? Asked by one thread. NULL: yes. */
+bool kvr_ingest_moved(struct kvr_ingest *in);
+
 /* With which keys sources connect; before the first is added. `c` must outlive the ingest. */
 struct kvr_curve;
 void kvr_ingest_set_curve(struct kvr_ingest *in, const struct kvr_curve *c);
@@ -201,6 +204,9 @@ int kvr_ingest_carry(struct kvr_ingest *in, uint32_t rank);
 /* In a visit: what the source's streams remember, for `memory` of one that goes on from here. */
 struct kvr_buf;
 void kvr_ingest_memory(struct kvr_ingest *in, struct kvr_buf *out);
+
+/* In a visit: puts that in the place of what they remember. Returns: 0, or -KVR_E...: the content that it belongs to is of no use. */
+int kvr_ingest_recall(struct kvr_ingest *in, const char *memory, size_t len);
 
 /* In a visit: what the view is to somebody who gets its content and place, and not that memory. */
 enum kvr_view_knowledge kvr_ingest_bare(struct kvr_ingest *in);

@@ -134,6 +134,7 @@ struct kvr_ingest {
     size_t served_n, served_blocks;    /* of the commands */
     _Atomic bool reports_announced;    /* by a command; see kvr__inbox_take_announced */
     struct kvr_recover_reply *replies; /* of the recover client, newest first */
+    _Atomic bool moved;                /* it has gone round (kvr_ingest_moved) */
     _Atomic bool stop;                 /* set under `lock`; looked at between two messages */
     struct kvr_view_status *statuses;
     size_t statuses_n, statuses_cap;
@@ -198,6 +199,8 @@ void kvr__source_status(struct source *s);
 void kvr__source_take_tail(struct source *s);
 /* The stream of a rank, made when it is new; NULL: the source is not to carry it, or has no room. */
 struct rank_stream *kvr__source_carry(struct source *s, uint32_t rank);
+/* What its streams remembered of before (wire/engine_memory.h). Returns: 0 or a KVR_E code. */
+int kvr__source_recall(struct source *s, const char *memory, size_t len);
 /* An event of a snapshot. */
 void kvr__source_restore(struct source *s, const struct kvr_event *ev);
 /* Unproven copies (recover/consumer/copies.h) of the ranks that have any, and some of this block (NULL: of any), are taken back: the view

@@ -407,12 +407,17 @@ static struct kvr_engine_stream *stream_of_rank(void *ctx, uint32_t rank)
     return r ? &r->stream : NULL;
 }
 
+int kvr__source_recall(struct source *s, const char *memory, size_t len)
+{
+    return kvr_engine_memory_read(memory, len, stream_of_rank, s);
+}
+
 /* Its place in the stream, and what was remembered there. Content without its memory would be taken further wrongly: then it is asked for
  * anew. */
 static void go_on_from(struct source *s, const struct kvr_ingest_source *src)
 {
     for (size_t i = 0; i < src->ranks_n; i++) (void)kvr__source_carry(s, src->ranks[i]);
-    if (!src->from.known || kvr_engine_memory_read(src->memory, src->memory_len, stream_of_rank, s)) return;
+    if (!src->from.known || kvr__source_recall(s, src->memory, src->memory_len)) return;
     kvr__view_go_on_from(&s->view, &src->from);
 }
 

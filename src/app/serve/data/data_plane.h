@@ -59,6 +59,7 @@ bool data_plane_is_idle(const struct data_plane *d); /* no request is open and e
 void data_plane_take_connections(struct data_plane *d);        /* of ports that wait */
 bool data_plane_takes_connections(const struct data_plane *d); /* all loops do */
 void data_plane_take_none(struct data_plane *d);               /* new ones, when they are woken next */
+bool data_plane_answers(struct data_plane *d);                 /* has each loop looked around since this was asked last? */
 uint16_t data_plane_port(const struct data_plane *d);
 size_t data_plane_listeners(const struct data_plane *d, int *fds, size_t cap); /* how many */
 /* What is kept of requests, as JSON: members of an object; the latest decisions as a list; one of an id (false: it is not kept). */

@@ -46,6 +46,7 @@ static void follow_phase(struct loop *l)
 static void on_wake(uv_async_t *a)
 {
     struct loop *l = a->data;
+    atomic_store(&l->answered, atomic_load(&l->data->asked));
     follow_phase(l);
     flow_take_ready(l);
     if (atomic_load(&l->stop)) { /* who still waits is told */
@@ -172,6 +173,15 @@ void data_plane_take_connections(struct data_plane *d)
 bool data_plane_takes_connections(const struct data_plane *d)
 {
     return atomic_load(&d->gone) >= d->loops_n;
+}
+
+bool data_plane_answers(struct data_plane *d)
+{
+    for (size_t i = 0; i < d->loops_n; i++)
+        if (atomic_load(&d->loops[i]->answered) != atomic_load(&d->asked)) return false;
+    atomic_fetch_add(&d->asked, 1);
+    data_plane_wake(d);
+    return true;
 }
 
 void data_plane_take_none(struct data_plane *d)

@@ -31,9 +31,10 @@ struct data_plane {
     struct peers *peers;
     struct loop **loops;
     size_t loops_n;
-    bool loops_run;        /* each on its thread */
-    _Atomic bool go, deaf; /* for the loops: take connections; take none any more */
-    _Atomic size_t gone;   /* loops that take them */
+    bool loops_run;         /* each on its thread */
+    _Atomic bool go, deaf;  /* for the loops: take connections; take none any more */
+    _Atomic size_t gone;    /* loops that take them */
+    _Atomic uint64_t asked; /* for loop.answered */
     struct kvr_http_shared http;
     struct kvr_addresses addresses;
     struct kvr_addresses unfinished; /* bodies: half of --max-bodies-bytes for each key, or address, but one whole body */

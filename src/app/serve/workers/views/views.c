@@ -156,11 +156,26 @@ static bool holds(void *ctx, void *user, struct kvr_worker w, enum kvr_tier tier
     return kvr_index_holds(p->index, w, tier, name);
 }
 
+bool views_make_up(struct workers *ws, struct kvr_worker w)
+{
+    return makes_up(ws, w);
+}
+
 static void on_window(void *ctx, void *user, const struct kvr_window_event *ev)
 {
     const struct partition *p = user;
     (void)ctx;
     (void)kvr_index_window(p->index, ev);
+}
+
+static void forget(struct workers *ws, struct kvr_worker w)
+{
+    kvr_recorder_event(ws->recorder, &(struct kvr_event){.worker = w, .kind = KVR_EVENT_CLEARED});
+    evidence_reset(ws, w);
+    kvr_lock(&ws->lock); /* nobody waits for the ingest thread under it */
+    struct worker *worker = worker_find_locked(ws, w.worker_id);
+    if (worker) atomic_store(&worker->reports, false); /* it may be another engine */
+    kvr_unlock(&ws->lock);
 }
 
 static void on_reset(void *ctx, void *user, struct kvr_worker w)
@@ -169,13 +184,14 @@ static void on_reset(void *ctx, void *user, struct kvr_worker w)
     struct workers *ws = ctx;
     struct supposition *u = *place_of(ws, w);
     if (u) kvr_supposed_reset(u->supposed, atomic_fetch_add(&ws->view_tick, 1) + 1);
-    kvr_recorder_event(ws->recorder, &(struct kvr_event){.worker = w, .kind = KVR_EVENT_CLEARED});
     kvr_index_drop_rank(p->index, w);
-    evidence_reset(ws, w);
-    kvr_lock(&ws->lock); /* nobody waits for the ingest thread under it */
-    struct worker *worker = worker_find_locked(ws, w.worker_id);
-    if (worker) atomic_store(&worker->reports, false); /* it may be another engine */
-    kvr_unlock(&ws->lock);
+    forget(ws, w);
+}
+
+void views_replace(struct workers *ws, struct kvr_worker w)
+{
+    on_leave(ws, w); /* a partial view supposes anew, from its new content */
+    forget(ws, w);
 }
 
 /* Less is known than before, or nothing still: requests go by load, or by what is known. */
@@ -227,6 +243,11 @@ enum kvr_view_knowledge views_knowledge(const struct worker *w, uint32_t rank)
 bool views_run(const struct workers *ws)
 {
     return ws->ingest != NULL;
+}
+
+bool views_move(const struct workers *ws)
+{
+    return kvr_ingest_moved(ws->ingest);
 }
 
 bool views_durable_runs(const struct workers *ws)

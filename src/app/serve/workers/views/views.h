@@ -19,6 +19,7 @@ bool views_run(const struct workers *ws);                            /* KV event
 struct kvr_view_status *views_status(struct workers *ws, size_t *n); /* of all; malloc'd, not NULL but without memory */
 void views_metrics(struct workers *ws, struct kvr_prom_page *out);
 uint64_t views_moment(const struct workers *ws);   /* rises with events that suppositions are compared with. Any thread */
+bool views_move(const struct workers *ws);         /* has the ingest thread gone round since this was asked last? Main loop */
 bool views_durable_runs(const struct workers *ws); /* main loop */
 int views_start_durable(struct workers *ws);       /* when the workers that are configured are followed */
 void views_follow(struct workers *ws, const struct worker *w, struct partition *partition);
@@ -32,6 +33,9 @@ bool views_has_source(const struct workers *ws, const struct worker *w, uint32_t
 const char *views_why_none(const struct worker *w); /* of a worker without one; static */
 /* --data-dir is written once more, and is then free for another process. Main thread. */
 void views_let_go_of_disk(struct workers *ws);
+/* The rank's content is about to be replaced as a whole: what is told of it otherwise begins anew. Ingest thread, in a visit. */
+void views_replace(struct workers *ws, struct kvr_worker w);
+bool views_make_up(struct workers *ws, struct kvr_worker w); /* has it blocks under names of our own? The same */
 void views_stop(struct workers *ws);
 void views_wiring_tick(struct workers *ws); /* main loop: says what is wrong with endpoints of events, when that changes */
 bool views_settled(struct workers *ws);

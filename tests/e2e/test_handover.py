@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The next process takes the ports of the running one over, and what it knows of the engines' caches."""
+import contextlib
+import http.client
+import json
+import os
+import socket
+import struct
+import threading
+import time
+
+import pytest
+
+from conftest import SLOW, Mock, Process, Select, Serve, call, free_ports, wait_for
+
+
+class Client(threading.Thread):
+    """Asks without a pause, on connections that it keeps as long as the router does; a request that fails is noted, not asked again."""
+
+    def __init__(self, port, streams=False):
+        super().__init__(daemon=True)
+        self.port, self.streams, self.done, self.failed, self.over = port, streams, 0, [], threading.Event()
+        self.start()
+
+    def ask(self, c):
+        c.request("POST", "/v1/completions", json.dumps({"prompt": "x", "max_tokens": 4, "stream": self.streams}))
+        r = c.getresponse()
+        body = r.read()
+        whole = body.endswith(b"data: [DONE]\n\n") if self.streams else r.status == 200
+        if not whole:
+            self.failed.append((r.status, body[-200:]))
+        self.done += 1
+
+    def run(self):
+        c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60 * SLOW)
+        while not self.over.is_set():
+            try:
+                self.ask(c)
+            except (OSError, http.client.HTTPException) as e:
+                self.failed.append(repr(e))
+                c.close()
+        c.close()
+
+
+def test_a_hand_over_refuses_nobody(start, tmp_path):
+    m = start(Mock)
+    args = ("--handover", tmp_path / "ports", "--lame-duck-time", 1)
+    s = start(Serve, [m], *args, "--threads", 1)
+    clients = [Client(s.port, streams=i % 2 == 1) for i in range(8)]
+    for threads in (1, 2, 2, 3):
+        wait_for("asking", lambda: all(c.done > 20 for c in clients))
+        after = start(Serve, [m], *args, "--threads", threads, ports=(s.port, s.admin), wait=False)
+        assert s.p.wait(60 * SLOW) == 0, after.text()
+        assert "the ports are handed over" not in after.text() and ", 0 cut off" in s.text()
+        wait_for("taken", lambda: "the ports are taken over" in after.text())
+        s = after
+        for c in clients:
+            c.done = 0
+    wait_for("asking", lambda: all(c.done > 20 for c in clients))
+    for c in clients:
+        c.over.set()
+    for c in clients:
+        c.join()
+        assert not c.failed, c.failed[:3]
+    s.stop()
+    assert not os.path.exists(tmp_path / "ports")
+
+
+def test_a_process_that_is_not_ready_takes_nothing(start, tmp_path):
+    args = ("--handover", tmp_path / "ports")
+    s = start(Serve, [start(Mock)], *args)
+    late = start(Serve, [f"http://127.0.0.1:{free_ports()}"], *args, ports=(s.port, s.admin), wait=False)
+    wait_for("asked", lambda: "another process gets ready" in s.text())
+    assert s.complete("x").status == 200
+    late.kill()
+    wait_for("gone", lambda: "gone without taking" in s.text())
+    assert s.complete("x").status == 200
+    right = start(Serve, [start(Mock)], *args, ports=(s.port, s.admin), wait=False)
+    assert s.p.wait(30 * SLOW) == 0
+    assert right.complete("x").status == 200
+
+
+def test_ports_of_a_process_that_dies_meanwhile_are_taken_at_once(start, tmp_path):
+    args = ("--handover", tmp_path / "ports")
+    s = start(Serve, [start(Mock)], *args)
+    late = start(Serve, [f"http://127.0.0.1:{free_ports()}"], *args, ports=(s.port, s.admin), wait=False)
+    wait_for("asked", lambda: "another process gets ready" in s.text())
+    s.kill()
+    wait_for("answers", lambda: call(late.port, "GET", "/ready").status == 503)
+    wait_for("told", lambda: "has ended by itself" in late.text())
+
+
+def test_what_does_not_fit_is_refused(start, tmp_path):
+    m = start(Mock)
+    path = tmp_path / "ports"
+    s = start(Serve, [m], "--handover", path, "--threads", 2)
+
+    def refused(*args, **kw):
+        p = start(Serve, [m], *args, wait=False, expect=1, **kw)
+        p.p.wait(20 * SLOW)
+        return p.text()
+    assert "2 data loops; allowed: --threads of at least as many" in refused("--handover", path, ports=(s.port, s.admin))
+    assert "allowed: the same --port and --admin-port" in refused("--handover", path, "--threads", 2)
+    assert "allowed: a path that this user may write to" in refused("--handover", "/proc/nowhere")
+    assert "allowed: a path" in refused("--handover", "x" * 200)
+    stale = tmp_path / "stale"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as u:
+        u.bind(str(stale))
+    t = start(Serve, [m], "--handover", stale)  # nobody is there any more
+    assert oct(os.stat(stale).st_mode & 0o777) == "0o600" and t.complete("x").status == 200
+    data = start(Serve, [m], "--handover", path, "--data-dir", tmp_path / "d", wait=False, expect=2)
+    data.p.wait(20 * SLOW)
+    assert "data-dir and handover exclude each other" in data.text()
+    assert s.complete("x").status == 200
+
+
+def test_a_second_one_that_asked_made_the_running_one_spin(start, tmp_path):
+    path = tmp_path / "ports"
+    s = start(Serve, [start(Mock)], "--handover", path)
+    ask = lambda: socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # noqa: E731
+    with ask() as one, ask() as two:
+        one.connect(str(path))
+        assert one.recv(64) == b"kvroute listeners 2"
+        two.connect(str(path))
+        used = lambda: sum(map(int, open(f"/proc/{s.p.pid}/stat").read().split()[13:15])) / os.sysconf("SC_CLK_TCK")  # noqa: E731
+        before = used()
+        time.sleep(1)
+        assert used() - before < 0.5
+        one.send(b"taken\0" * 9)  # no word of ours
+        assert two.recv(64) == b"kvroute listeners 2", "now it is its turn"
+    assert s.complete("x").status == 200
+
+
+def test_strangers_at_the_path_of_a_hand_over(start, tmp_path):
+    path, kept = tmp_path / "ports", tmp_path / "kept"
+    s = start(Serve, [start(Mock)], "--handover", path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    for junk in (b"", b"take", b"taken\0", b"x" * 60000, None):
+        for _ in range(20):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as c:
+                c.connect(str(path))
+                if junk is not None:
+                    c.send(junk)
+    assert s.complete("x").status == 200 and path.is_socket()
+    kept.write_text("mine")
+    other = start(Process, "select", "--port", free_ports(), "--handover", kept, expect=None)
+    assert other.p.wait(20 * SLOW) != 0 and kept.read_text() == "mine"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs a second user")
+def test_sockets_of_another_user_are_not_taken(start, tmp_path):
+    path = tmp_path / "ports"
+    with socket.create_server(("0.0.0.0", 0)) as theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as offer:
+        offer.bind(str(path))
+        os.seteuid(65534)
+        try:
+            offer.listen(4)
+        finally:
+            os.seteuid(0)
+
+        def give():
+            c, _ = offer.accept()
+            with c, contextlib.suppress(OSError):
+                socket.send_fds(c, [b"kvroute listeners 2"], [theirs.fileno()])
+                c.recv(1)
+        t = threading.Thread(target=give, daemon=True)
+        t.start()
+        p = start(Process, "select", "--host", "127.0.0.1", "--port", theirs.getsockname()[1], "--handover", path, expect=None)
+        assert p.p.wait(20 * SLOW) != 0 and "allowed: a path that this user may write to" in p.text()
+
+
+def test_select_hands_its_port_over(start, tmp_path):
+    s = start(Select, "--handover", tmp_path / "ports")
+    s.worker(1)
+    after = Process("select", "--host", "127.0.0.1", "--port", s.port, "--handover", tmp_path / "ports")
+    try:
+        wait_for("asked", lambda: "another process gets ready" in s.text())
+        assert call(s.port, "GET", "/workers").json()  # the new one knows no worker yet, and waits
+    finally:
+        after.kill()
+
+
+# ---- views -------------------------------------------------------------------------------------------------------------------
+
+T = list(range(100, 140))  # ten blocks of four
+
+
+@pytest.fixture
+def rig(start, engine, tmp_path):
+    """rig(before): a router of an engine that cannot say again what it has published, and how to make the next one. before(e): what the
+    engine has done before the first one hears it."""
+    def make(before=None, replay=False, options=()):
+        m, e = start(Mock, with_events=False), engine()
+        if before:
+            before(e)
+        spec = f"http://127.0.0.1:{m.port},block-size=4,events=tcp://127.0.0.1:{e.events}"
+        if replay:
+            spec += f",replay=tcp://127.0.0.1:{e.replay_port}"
+        args = ([spec], "--handover", tmp_path / "ports", "--restore-timeout", min(SLOW, 3), *options)
+        s = start(Serve, *args)
+        e.heard_by(1)
+
+        def follow(s, *more):
+            return start(Serve, *args, *more, ports=(s.port, s.admin), wait=False)
+        return e, s, follow
+    return make
+
+
+def taken(before, after):
+    assert before.p.wait(60 * SLOW) == 0, after.text()
+    wait_for("taken", lambda: "the ports are taken over" in after.text(), 20)
+
+
+def known(s):
+    return s.overlap(T).get((1, 0)), s.view()["view"], s.view()["next_sequence"]
+
+
+def test_a_view_goes_on_where_the_engine_has_no_replay(rig):
+    e, s, follow = rig()
+    e.stored([1, 2, 3], T[:12])
+    e.stored([4], T[12:16], parent=3)
+    wait_for("seen", lambda: known(s) == (4, "whole", 2))
+    for _ in range(2):
+        after = follow(s)
+        taken(s, after)
+        assert known(after) == (4, "whole", 2)
+        assert after.metric("views_taken_over_total") == 1 and after.metric("views_not_taken_over_total") == 0
+        s = after
+    e.removed([4])
+    wait_for("gone on with", lambda: known(s) == (3, "whole", 3))
+    e.stored([5], T[12:16], parent=3, drop=True)
+    e.stored([6], T[16:20])
+    wait_for("a gap is one", lambda: s.view()["view"] == "partial")
+
+
+def test_what_is_published_while_the_view_is_on_its_way_is_not_lost(rig):
+    """Batches go on through the whole of the hand-over: both hear each of them, and the content is of one place and goes on from it."""
+    e, s, follow = rig()
+    over, sent = threading.Event(), []
+
+    def publish():
+        while not over.is_set() and len(sent) < len(T) * 1000:
+            k = len(sent)
+            e.stored([1000 + k], [7, 7, 7, k], parent=None)
+            sent.append(k)
+            time.sleep(0.001)  # 
+    t = threading.Thread(target=publish, daemon=True)
+    t.start()
+    wait_for("some", lambda: s.view()["blocks"] > 100)
+    after = follow(s)
+    taken(s, after)
+    over.set()
+    t.join()
+    wait_for("all", lambda: after.view()["next_sequence"] == len(sent))
+    v = after.view()
+    assert (v["view"], v["blocks"]) == ("whole", len(sent)), v
+    for k in (0, 50, len(sent) - 1):
+        assert after.overlap([7, 7, 7, k])[(1, 0)] == 1
+
+
+def test_a_partial_view_is_worth_more_than_none(rig):
+    e, s, follow = rig(before=lambda e: e.stored([9], T[20:24]))
+    e.stored([1, 2], T[:8])
+    wait_for("seen", lambda: known(s) == (2, "partial", 2))
+    after = follow(s)
+    taken(s, after)
+    assert known(after) == (2, "partial", 2)
+    e.removed([2])
+    wait_for("gone on with", lambda: known(after) == (1, "partial", 3))
+
+
+def test_blocks_under_names_of_our_own_are_not_given(rig):
+    e, s, follow = rig(before=lambda e: e.stored([9], T[20:24]), options=("--tokenizer", "engine"))
+    e.stored([8], T[24:28])
+    wait_for("partial", lambda: s.view()["view"] == "partial")
+    assert s.complete(T[:16]).status == 200
+    wait_for("supposed", lambda: s.metric("view_supposed_blocks") > 0)
+    after = follow(s)
+    taken(s, after)
+    assert after.metric("views_not_taken_over_total") == 1 and not after.overlap(T).get((1, 0))
+
+
+def test_a_replay_that_reaches_back_needs_no_help(rig):
+    e, s, follow = rig(replay=True)
+    e.until("ready", lambda: call(s.port, "GET", "/ready").status == 200)
+    e.stored([1, 2], T[:8])
+    wait_for("seen", lambda: known(s)[0] == 2)
+    after = follow(s)
+    e.until("taken", lambda: s.p.poll() == 0, 60)
+    wait_for("taken", lambda: "the ports are taken over" in after.text())
+    assert known(after) == (2, "whole", 1) and after.metric("views_taken_over_total") == 0
+
+
+def test_a_replay_that_does_not_reach_back_goes_on_from_the_view(rig):
+    e, s, follow = rig(replay=True)
+    e.until("ready", lambda: call(s.port, "GET", "/ready").status == 200)
+    e.stored([1, 2], T[:8])
+    e.stored([3], T[8:12], parent=2)
+    wait_for("seen", lambda: known(s)[0] == 3)
+    del e.sent[0]  # the engine's buffer
+    after = follow(s)
+    e.until("taken", lambda: s.p.poll() == 0, 60)
+    e.until("whole", lambda: after.view()["view"] == "whole")
+    assert known(after) == (3, "whole", 2) and after.metric("views_taken_over_total") == 1
+
+
+def test_the_view_of_another_engine_is_not_taken(start, engine, rig, tmp_path):
+    e, s, _ = rig()
+    e.stored([1, 2, 3], T[:12])
+    wait_for("seen", lambda: known(s)[0] == 3)
+    m, other = start(Mock, with_events=False), engine()
+    after = start(Serve, [f"http://127.0.0.1:{m.port},block-size=4,events=tcp://127.0.0.1:{other.events}"], "--handover", tmp_path / "ports",
+                  ports=(s.port, s.admin), wait=False)
+    taken(s, after)
+    assert "its view is not taken over: it is of another events endpoint" in after.text()
+    assert not after.overlap(T).get((1, 0)) and after.metric("views_not_taken_over_total") == 1
+
+
+def test_questions_of_strangers_are_answered_with_nothing(rig, tmp_path):
+    e, s, _ = rig()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as c:
+        c.connect(str(tmp_path / "ports"))
+        c.recv(64)
+        for junk in (b"?", b"?x", b"?" + bytes(24), b"?" + struct.pack("QQQ", 1, 7, 0), b"?" + b"\xff" * 24):
+            c.send(junk)
+            assert c.recv(64) == b"-"
+        c.send(b"?" + struct.pack("QQQ", 1, 0, 1))
+        assert c.recv(64) in (b"-", b".")
+        e.stored([1], T[:4])
+        wait_for("seen", lambda: known(s)[0] == 1)
+        c.send(b"?" + struct.pack("QQQ", 1, 0, 9))
+        assert c.recv(64) == b".", "not there yet"
+        c.send(b"?" + struct.pack("QQQ", 1, 0, 1))
+        text, fds, _, _ = socket.recv_fds(c, 64, 4)
+        assert text == b"+" and len(fds) == 1 and os.pread(fds[0], 8, 0) == b"KVRSNAP\0"
+        os.close(fds[0])
+    assert s.complete("x").status == 200
