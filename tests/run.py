@@ -68,7 +68,8 @@ ADDRESS_ONLY = {
 SHORTER = {"test_durable": {"asan": "100000", "tsan": "30000"}}  # KVR_OPS; a million by hand: for the same assertions, 90 s of a core
 # What `make test` leaves to `make test-long`. Under the thread sanitizer it runs the files in which threads meet in a way of their own; the
 # others have the same threads with other words, and all of them run under it in the long one.
-LONG_FILES = {"test_fleet_nats.py", "test_hostile_load.py", "test_disagg_soak.py", "test_blind_in_time.py", "test_alerts.py", "test_evidence_attack.py"}
+LONG_FILES = {"test_fleet_nats.py", "test_hostile_load.py", "test_disagg_soak.py", "test_blind_in_time.py", "test_alerts.py", "test_evidence_attack.py",
+              "test_handover_load.py"}
 LONG_UNITS = {"tsan": {"test_durable"}, "asan": {"test_sim"}}
 MEET = {
     "test_proxy.py": "data loops beside each other", "test_queue.py": "a turn that another loop gives", "test_limits.py": "what loops count together",

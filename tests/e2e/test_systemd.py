@@ -12,6 +12,7 @@ import time
 import pytest
 
 from conftest import SLOW, Indexer, Mock, Process, Publish, Select, Serve, call, free_ports, wait_for
+from handover_parts import Load, activated, listening, port_of, restarted_by_systemd  # noqa: F401
 
 WATCHDOG_US = 400_000
 
@@ -131,45 +132,6 @@ def test_a_loop_that_stands_still_is_noticed(start, supervisor):
 
 # ---- sockets that it keeps -----------------------------------------------------------------------------------------------------
 
-LAUNCH = """import os, sys
-fds = [os.dup2(int(fd), 100 + i) for i, fd in enumerate(sys.argv[1].split(","))]
-for i, fd in enumerate(fds):
-    os.dup2(fd, 3 + i)
-    os.close(fd)
-os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS=str(len(fds)), LISTEN_FDNAMES=sys.argv[2])
-os.execv(sys.argv[3], sys.argv[3:])
-"""
-
-
-def activated(names, sockets):
-    fds = [s.fileno() for s in sockets]
-    return {"under": [sys.executable, "-c", LAUNCH, ",".join(map(str, fds)), ":".join(names)], "fds": fds}
-
-
-@pytest.fixture
-def listening():
-    """listening(port): a socket as a socket unit has it."""
-    made = []
-
-    def make(port=0, host="127.0.0.1", backlog=4096, shared=False):
-        s = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shared:
-            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        s.bind((host, port))
-        if backlog:
-            s.listen(backlog)
-        made.append(s)
-        return s
-    yield make
-    for s in made:
-        s.close()
-
-
-def port_of(s):
-    return s.getsockname()[1]
-
-
 @pytest.mark.parametrize("sockets,threads", [(1, 1), (1, 3), (2, 2), (2, 3)])
 def test_sockets_of_systemd_are_served_by_every_loop(start, listening, sockets, threads):
     port = free_ports()
@@ -229,3 +191,54 @@ def test_any_address_is_any_address(start, listening):
               **activated(["data"], [listening(port, host="::")]))
     wait_for("serve", lambda: call(port, "GET", "/health").status == 200)
     assert s.p.poll() is None
+
+
+def test_restarted_by_systemd_twice_under_load(start, listening):
+    restarted_by_systemd(start, listening, 800)
+
+
+# ---- the next one, by a signal --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ended():
+    """Processes that no test is the parent of."""
+    pids = []
+    yield pids.append
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+        wait_for("end", lambda: not os.path.exists(f"/proc/{pid}") or open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[0] == "Z")
+
+
+def test_sigusr2_puts_the_next_one_in_its_place_and_systemd_is_told(start, supervisor, ended, tmp_path):
+    s = supervisor()
+    config = tmp_path / "kvroute.yaml"
+    config.write_text("lame-duck-time: 0\n")
+    m = start(Mock)
+    p = start(Serve, [m], "--config", config, "--handover", tmp_path / "ports", env={**s.env, "WATCHDOG_USEC": str(WATCHDOG_US)})
+    s.wait("READY", "1", p.p.pid)
+    load = Load(p.port)
+    load.until(40)
+    config.write_text("no-such-option: 1\n")
+    p.p.send_signal(signal.SIGUSR2)  # a next one that cannot start
+    wait_for("given up", lambda: "the next process has ended by itself (status 2): this one goes on" in p.text())
+    load.until(40)
+    config.write_text("lame-duck-time: 0\n")
+    p.p.send_signal(signal.SIGUSR2)
+    assert p.p.wait(60 * SLOW) == 0, p.text()
+    pid = int(next(t["MAINPID"] for who, t in s.told if "MAINPID" in t and who != p.p.pid))
+    ended(pid)
+    s.wait("WATCHDOG", "1", pid, 3)
+    load.until(40)
+    load.end()
+    assert not s.heard("STOPPING") and [t["READY"] for who, t in s.told if "READY" in t] == ["1", "1"]
+    open_, spare = os.listdir(f"/proc/{pid}/fd"), os.listdir(f"/proc/{os.getpid()}/fd")
+    assert len(open_) < 60 + len(spare), "it has inherited what was not meant for it"
+
+
+def test_sigusr2_without_a_hand_over_changes_nothing(start):
+    p = start(Serve, [start(Mock)])
+    p.p.send_signal(signal.SIGUSR2)
+    wait_for("said", lambda: "SIGUSR2: needs --handover" in p.text())
+    assert p.complete("x").status == 200

@@ -18,7 +18,11 @@
 #include "base/log.h"
 #include "net/http/systemd.h"
 
-enum { PATIENCE_MS = 60000, READY_TICKS = 3 /* subscriptions have reached the engines when their connections have stood for so long */ };
+enum {
+    PATIENCE_MS = 60000,
+    QUEUED_MS = 5000 /* clients of systemd's sockets wait for the first right answer, or for any */,
+    READY_TICKS = 3 /* subscriptions have reached the engines when their connections have stood for so long */
+};
 
 static const char *name(const struct handover *h)
 {
@@ -68,6 +72,9 @@ static int from_systemd(struct handover *h, char *err, size_t cap);
 int handover_begin(struct handover *h, char *err, size_t cap)
 {
     char why[160];
+    h->link = -1;
+    ssize_t n = readlink("/proc/self/exe", h->program, sizeof h->program - 1); /* later another file may be there: the next one's */
+    h->program[n > 0 ? n : 0] = 0;
     if (!h->process->o->handover) return from_systemd(h, err, cap);
     h->sockets_n = kvr_handover_ask(h->process->o->handover, h->sockets, &h->link);
     if (h->sockets_n < 0) {
@@ -112,9 +119,24 @@ static void taken_over(struct handover *h)
     if (!data_plane_takes_connections(h->data)) return;
     h->takes = false;
     h->taken(h->ctx);
-    if (kvr_handover_take(h->link)) kvr_log_warning("%s: --handover: the process before has ended by itself", name(h));
-    else kvr_log("%s: --handover: the ports are taken over", name(h));
+    if (h->link >= 0 && kvr_handover_take(h->link)) kvr_log_warning("%s: --handover: the process before has ended by itself", name(h));
+    else if (h->link >= 0) kvr_log("%s: --handover: the ports are taken over", name(h));
     if (handover_start(h)) kvr_log_error("%s: --handover: the next process will not find the ports", name(h));
+}
+
+/* The process before serves until this one is ready, however long that takes, and goes on when it never is. */
+static void succeed(struct handover *h, const char *why)
+{
+    if (is_alone(h)) {
+        take_over(h);
+    } else if (h->ready_ticks >= READY_TICKS) {
+        views_take_over(h->workers, h->link);
+        take_over(h);
+    } else if (now_ms() - h->process->started_ms > PATIENCE_MS) {
+        kvr_log_error("%s: --handover: given up, the process before goes on: %s", name(h), why);
+        h->failed = true;
+        uv_stop(&h->process->main_loop);
+    }
 }
 
 void handover_tick(struct handover *h)
@@ -124,16 +146,8 @@ void handover_tick(struct handover *h)
     if (!h->waits) return;
     bool ready = data_plane_ready(h->data, &why);
     h->ready_ticks = ready ? h->ready_ticks + 1 : 0;
-    if (h->ready_ticks >= READY_TICKS) {
-        views_take_over(h->workers, h->link);
-        take_over(h);
-    } else if (is_alone(h)) {
-        take_over(h);
-    } else if (now_ms() - h->process->started_ms > PATIENCE_MS) {
-        kvr_log_error("%s: --handover: given up, the process before goes on: %s", name(h), why);
-        h->failed = true;
-        uv_stop(&h->process->main_loop);
-    }
+    if (h->link >= 0) succeed(h, why);
+    else if (ready || now_ms() - h->process->started_ms > QUEUED_MS) take_over(h);
 }
 
 /* ---- sockets of systemd ------------------------------------------------------------------------------------ */
@@ -164,7 +178,7 @@ static int judge(int fd, const char *name, const char *host, uint64_t port, char
 /*
  * Sockets that systemd has opened and keeps: it gives the same ones to the next process, so a restart refuses nobody. One `data` for each
  * loop (a socket unit with ReusePort=yes that names the port as often), or fewer, which loops share; and one `admin`. What is not given is
- * opened here.
+ * opened here. Who comes before the views are restored waits in the kernel's queue, where nobody is refused.
  */
 static int from_systemd(struct handover *h, char *err, size_t cap)
 {
@@ -184,6 +198,7 @@ static int from_systemd(struct handover *h, char *err, size_t cap)
     h->sockets[0] = admin[0];
     h->sockets_n = admins || n ? (int)n + 1 : 0;
     if (n) share(h);
+    h->waits = n || (admins && o->select_only);
     if (h->sockets_n) kvr_log("%s: sockets of systemd: %zu 'data', %zu 'admin'", name(h), n, admins);
     return 0;
 }
@@ -231,6 +246,79 @@ int handover_start(struct handover *h)
         kvr_log_error("%s: --handover: '%s': %s; allowed: a path that this user may write to", name(h), h->process->o->handover,
                       uv_strerror(rc));
     return rc;
+}
+
+/* ---- the next one, from this one ---------------------------------------------------------------------------- */
+
+static void on_next_closed(uv_handle_t *p)
+{
+    ((struct handover *)p->data)->next_runs = false;
+}
+
+static void on_next_ended(uv_process_t *p, int64_t status, int number)
+{
+    const struct handover *h = p->data;
+    if (!process_is_ending(h->process))
+        kvr_log_error("%s: --handover: the next process has ended by itself (%s %d): this one goes on", name(h),
+                      number ? "signal" : "status", number ? number : (int)status);
+    uv_close((uv_handle_t *)p, on_next_closed);
+}
+
+/* The words of this process's command line, one after the other. Returns: how many, or 0: it cannot be read. */
+static size_t own_words(struct kvr_buf *out)
+{
+    char piece[4096];
+    size_t words = 0;
+    int fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
+    for (ssize_t n; fd >= 0 && (n = read(fd, piece, sizeof piece)) > 0;) kvr_buf_add(out, piece, (size_t)n);
+    if (fd >= 0) close(fd);
+    for (size_t i = 0; i < out->len && !out->failed; i++) words += out->data[i] == 0;
+    return words;
+}
+
+/* As execve wants them; what is meant for this process alone is left out. */
+static char **own_environment(void)
+{
+    size_t n = 0, kept = 0;
+    while (environ[n]) n++;
+    char **env = calloc(n + 1, sizeof *env);
+    for (size_t i = 0; env && i < n; i++)
+        if (strncmp(environ[i], "WATCHDOG_PID=", 13) != 0 && strncmp(environ[i], "LISTEN_", 7) != 0) env[kept++] = environ[i];
+    return env;
+}
+
+static int spawn(struct handover *h, char **args, char **env)
+{
+    uv_stdio_container_t stdio[3];
+    for (int fd = 0; fd < 3; fd++) {
+        stdio[fd].flags = UV_INHERIT_FD;
+        stdio[fd].data.fd = fd;
+    }
+    uv_process_options_t o = {.file = h->program, .args = args, .env = env, .stdio = stdio, .stdio_count = 3, .exit_cb = on_next_ended};
+    h->next.data = h;
+    h->next_runs = true;
+    int rc = uv_spawn(&h->process->main_loop, &h->next, &o);
+    if (rc) uv_close((uv_handle_t *)&h->next, on_next_closed); /* it is one of the loop's in any case */
+    return rc;
+}
+
+void handover_start_next(struct handover *h)
+{
+    struct kvr_buf words = {0};
+    if (!h->process->o->handover || h->next_runs || h->waits || h->takes || process_is_ending(h->process)) {
+        kvr_log_warning("%s: SIGUSR2: %s", name(h), h->process->o->handover ? "a hand-over is under way" : "needs --handover");
+        return;
+    }
+    size_t n = own_words(&words);
+    char **args = calloc(n + 1, sizeof *args), **env = own_environment();
+    char *at = words.data;
+    for (size_t i = 0; args && i < n; i++, at += strlen(at) + 1) args[i] = at;
+    int rc = n && args && env ? spawn(h, args, env) : UV_ENOMEM;
+    if (rc) kvr_log_error("%s: SIGUSR2: '%s' cannot be started: %s", name(h), h->program, uv_strerror(rc));
+    else kvr_log("%s: SIGUSR2: '%s' starts as process %d", name(h), h->program, h->next.pid);
+    free(args);
+    free(env);
+    kvr_buf_free(&words);
 }
 
 void handover_stop(struct handover *h)

@@ -26,6 +26,9 @@ struct handover {
     int sockets[KVR_HANDOVER_FDS_MAX], sockets_n, link; /* from the process before; link: open while waits or takes */
     unsigned ready_ticks;
     bool waits, takes, failed;
+    char program[4096]; /* the path of this one's file */
+    uv_process_t next;  /* while next_runs */
+    bool next_runs;
 };
 
 /* Asks for the ports, if there is a process that offers them, else takes those of systemd: the admin port's in sockets[0] (0: none), then
@@ -34,6 +37,9 @@ int handover_begin(struct handover *h, char *err, size_t cap);
 /* All threads run: offers the ports, or waits for its turn to. */
 int handover_start(struct handover *h);
 void handover_tick(struct handover *h);
+/* Starts the file that is now where this process's was, with its command line: it will ask for the ports. One that fails changes nothing.
+ */
+void handover_start_next(struct handover *h);
 void handover_stop(struct handover *h);
 
 #endif

@@ -39,7 +39,7 @@ struct serve {
     struct handover handover;
     struct kvr_ending ending;
     struct kvr_watchdog watchdog;
-    uv_signal_t hup;
+    uv_signal_t hup, usr2;
     uv_timer_t second, poll;
 };
 
@@ -151,6 +151,12 @@ static void on_reload(uv_signal_t *sig, int signum)
     kvr_systemd_reloaded();
 }
 
+static void on_next(uv_signal_t *sig, int signum)
+{
+    (void)signum;
+    handover_start_next(sig->data);
+}
+
 static void watch(struct serve *s)
 {
     struct rooms *r = &s->rooms;
@@ -166,6 +172,9 @@ static void watch(struct serve *s)
     uv_signal_init(loop, &s->hup);
     s->hup.data = r->admin;
     uv_signal_start(&s->hup, on_reload, SIGHUP);
+    uv_signal_init(loop, &s->usr2);
+    s->usr2.data = &s->handover;
+    uv_signal_start(&s->usr2, on_next, SIGUSR2);
     uv_timer_init(loop, &s->second);
     uv_timer_init(loop, &s->poll);
     s->poll.data = s;
