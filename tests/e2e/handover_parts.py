@@ -90,7 +90,7 @@ def replaced_in_place(start, tmp_path, requests):
         after = start(Serve, mocks, *args, ports=(s.port, s.admin), wait=False)
         taken(s, after)
         assert holder_of(after, LONG_PROMPT) == holder
-        assert after.metric("views_taken_over_total") == 3 and ", 0 cut off" in s.text()
+        assert after.metric("view_takeovers_total") == 3 and ", 0 cut off" in s.text()
         load.until(requests // 4)
         s = after
     if load.done() < requests:

@@ -188,7 +188,7 @@ def test_a_view_goes_on_where_the_engine_has_no_replay(rig):
         after = follow(s)
         taken(s, after)
         assert known(after) == (4, "whole", 2)
-        assert after.metric("views_taken_over_total") == 1 and after.metric("views_not_taken_over_total") == 0
+        assert after.metric("view_takeovers_total") == 1 and after.metric("view_takeover_failures_total") == 0
         s = after
     e.removed([4])
     wait_for("gone on with", lambda: known(s) == (3, "whole", 3))
@@ -242,7 +242,7 @@ def test_blocks_under_names_of_our_own_are_not_given(rig):
     wait_for("supposed", lambda: s.metric("view_supposed_blocks") > 0)
     after = follow(s)
     taken(s, after)
-    assert after.metric("views_not_taken_over_total") == 1 and not after.overlap(T).get((1, 0))
+    assert after.metric("view_takeover_failures_total") == 1 and not after.overlap(T).get((1, 0))
 
 
 def test_a_replay_that_reaches_back_needs_no_help(rig):
@@ -253,7 +253,7 @@ def test_a_replay_that_reaches_back_needs_no_help(rig):
     after = follow(s)
     e.until("taken", lambda: s.p.poll() == 0, 60)
     wait_for("taken", lambda: "the ports are taken over" in after.text())
-    assert known(after) == (2, "whole", 1) and after.metric("views_taken_over_total") == 0
+    assert known(after) == (2, "whole", 1) and after.metric("view_takeovers_total") == 0
 
 
 def test_a_replay_that_does_not_reach_back_goes_on_from_the_view(rig):
@@ -266,7 +266,7 @@ def test_a_replay_that_does_not_reach_back_goes_on_from_the_view(rig):
     after = follow(s)
     e.until("taken", lambda: s.p.poll() == 0, 60)
     e.until("whole", lambda: after.view()["view"] == "whole")
-    assert known(after) == (3, "whole", 2) and after.metric("views_taken_over_total") == 1
+    assert known(after) == (3, "whole", 2) and after.metric("view_takeovers_total") == 1
 
 
 def test_the_view_of_another_engine_is_not_taken(start, engine, rig, tmp_path):
@@ -278,7 +278,7 @@ def test_the_view_of_another_engine_is_not_taken(start, engine, rig, tmp_path):
                   ports=(s.port, s.admin), wait=False)
     taken(s, after)
     assert "its view is not taken over: it is of another events endpoint" in after.text()
-    assert not after.overlap(T).get((1, 0)) and after.metric("views_not_taken_over_total") == 1
+    assert not after.overlap(T).get((1, 0)) and after.metric("view_takeover_failures_total") == 1
 
 
 def test_questions_of_strangers_are_answered_with_nothing(rig, tmp_path):

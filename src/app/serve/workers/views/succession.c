@@ -180,7 +180,7 @@ static void take_view(void *arg, const struct kvr_view_status *st, const uint32_
 static void note(struct workers *ws, const struct taking *t)
 {
     unsigned long long id = t->of.worker.worker_id;
-    atomic_fetch_add(t->taken ? &ws->counters.views_taken_over_total : &ws->counters.views_not_taken_over_total, 1);
+    atomic_fetch_add(t->taken ? &ws->counters.view_takeovers_total : &ws->counters.view_takeover_failures_total, 1);
     if (t->taken)
         kvr_log("kvroute: --handover: worker %llu rank %u: %llu blocks from the process before", id, t->of.worker.dp_rank,
                 (unsigned long long)t->blocks);
