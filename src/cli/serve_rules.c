@@ -79,8 +79,6 @@ static void check_events(struct serve_checker *c, const struct serve_options *o)
          "keep"},
         {o->data_dir && durable, "data-dir",
          "data-dir and router-durable-kv-events (event-plane jetstream) exclude each other: that stream keeps the views"},
-        {o->data_dir && o->handover, "data-dir|handover",
-         "data-dir and handover exclude each other: two processes would write to the directory"},
         {o->discovery_target && o->discovery != DISCOVERY_FILE && o->discovery != DISCOVERY_DNS, "discovery-target",
          "discovery-target needs discovery file or dns"},
     };

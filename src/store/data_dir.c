@@ -14,19 +14,18 @@
 #include "base/base.h"
 #include "base/log.h"
 
-enum { SET_ASIDE_MAX = 1000, LOCK_WAIT_MS = 5000, LOCK_LOOK_MS = 50 };
+enum { SET_ASIDE_MAX = 1000, LOCK_LOOK_MS = 50 };
 
-/* The process before this one may be writing its last. */
-static bool lock_soon(int fd)
+static bool lock_soon(int fd, unsigned patience_ms)
 {
-    for (int waited = 0; flock(fd, LOCK_EX | LOCK_NB); waited += LOCK_LOOK_MS) {
-        if (errno != EWOULDBLOCK || waited >= LOCK_WAIT_MS) return false;
+    for (unsigned waited = 0; flock(fd, LOCK_EX | LOCK_NB); waited += LOCK_LOOK_MS) {
+        if (errno != EWOULDBLOCK || waited >= patience_ms) return false;
         (void)poll(NULL, 0, LOCK_LOOK_MS);
     }
     return true;
 }
 
-int kvr_data_dir_open(const char *dir, char *err, size_t cap)
+int kvr_data_dir_open(const char *dir, unsigned patience_ms, char *err, size_t cap)
 {
     char lock[KVR_PATH_MAX];
     if (snprintf(lock, sizeof lock, "%s/lock", dir) >= (int)sizeof lock - 300) {
@@ -38,11 +37,12 @@ int kvr_data_dir_open(const char *dir, char *err, size_t cap)
         return -1;
     }
     int fd = open(lock, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-    if (fd >= 0 && lock_soon(fd)) return fd;
-    if (fd >= 0 && errno == EWOULDBLOCK) snprintf(err, cap, "another process writes to '%s'", dir);
+    if (fd >= 0 && lock_soon(fd, patience_ms)) return fd;
+    bool taken = fd >= 0 && errno == EWOULDBLOCK;
+    if (taken) snprintf(err, cap, "another process writes to '%s'", dir);
     else snprintf(err, cap, "cannot write to '%s': %s", dir, strerror(errno));
     if (fd >= 0) close(fd);
-    return -1;
+    return taken ? KVR_DATA_DIR_TAKEN : -1;
 }
 
 /* ---- writing --------------------------------------------------------------------------------------------------------- */

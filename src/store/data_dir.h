@@ -13,9 +13,10 @@
 enum { KVR_PATH_MAX = 4096, KVR_PATH_ERROR_MAX = KVR_PATH_MAX + 256 /* room for an error */ };
 
 /* Makes the directory when it is not there, and takes it for this process alone, until the descriptor that it returns is closed (flock(2)
- * on the file `lock` in it); waits up to 5 s for one that has it. Returns: -1 with the reason in err: nothing can be written there, or
- * another process has it. */
-int kvr_data_dir_open(const char *dir, char *err, size_t cap);
+ * on the file `lock` in it); waits up to patience_ms for one that has it. Returns: -1 with the reason in err: nothing can be written there;
+ * or KVR_DATA_DIR_TAKEN, and the reason: another process has it. */
+enum { KVR_DATA_DIR_TAKEN = -2, KVR_DATA_DIR_PATIENCE_MS = 5000 /* for one that writes its last */ };
+int kvr_data_dir_open(const char *dir, unsigned patience_ms, char *err, size_t cap);
 
 /* A file that takes the place of another one when it is whole: PATH.tmp until then. */
 struct kvr_new_file {

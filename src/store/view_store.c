@@ -585,15 +585,16 @@ static void restore(struct restore *r)
 
 /* ---- from outside ------------------------------------------------------------------------------------------------------------ */
 
-static struct kept *kept_new(struct kvr_view_store *st, const struct kvr_view_identity *id, struct kvr_index *index,
-                             const struct kvr_ingest_source *src)
+static const struct kvr_ingest_keeper keeper = {on_batch, on_break};
+
+static struct kept *kept_new(struct kvr_view_store *st, const struct kvr_view_of *of)
 {
     struct kept *k = calloc(1, sizeof *k);
     if (!k) return NULL;
     k->store = st;
-    kvr_view_of_init(&k->of, id, st->ingest, index, src->worker, src->block_size);
-    snprintf(k->dir, sizeof k->dir, "%.*s/worker-%llu-rank-%u", KVR_PATH_MAX - DIR_ROOM, st->dir, (unsigned long long)src->worker.worker_id,
-             src->worker.dp_rank);
+    k->of = *of;
+    snprintf(k->dir, sizeof k->dir, "%.*s/worker-%llu-rank-%u", KVR_PATH_MAX - DIR_ROOM, st->dir, (unsigned long long)of->worker.worker_id,
+             of->worker.dp_rank);
     k->pieces_tail = &k->pieces;
     k->fd = -1;
     return k;
@@ -625,14 +626,22 @@ static void forget(struct kept *k)
     free(k);
 }
 
-int kvr_view_store_follow(struct kvr_view_store *st, const struct kvr_view_identity *id, struct kvr_index *index,
-                          struct kvr_ingest_source *src, bool *tiers)
+static void list(struct kept *k)
 {
-    static const struct kvr_ingest_keeper keeper = {on_batch, on_break};
+    struct kvr_view_store *st = k->store;
+    kvr_lock(&st->lock);
+    k->next = st->list;
+    st->list = k;
+    pthread_cond_signal(&st->to_keeper);
+    kvr_unlock(&st->lock);
+}
+
+int kvr_view_store_follow(struct kvr_view_store *st, const struct kvr_view_of *of, struct kvr_ingest_source *src, bool *tiers)
+{
     kvr_lock(&st->lock);
     bool closed = st->closed;
     kvr_unlock(&st->lock);
-    struct kept *k = closed ? NULL : kept_new(st, id, index, src);
+    struct kept *k = closed ? NULL : kept_new(st, of);
     if (!k) return kvr_ingest_add(st->ingest, src);
     struct restore r = {.k = k, .src = src};
     make_directory(k);
@@ -647,12 +656,31 @@ int kvr_view_store_follow(struct kvr_view_store *st, const struct kvr_view_ident
         free(k);
         return rc;
     }
-    kvr_lock(&st->lock);
-    k->next = st->list;
-    st->list = k;
-    pthread_cond_signal(&st->to_keeper);
-    kvr_unlock(&st->lock);
+    list(k);
     return 0;
+}
+
+static void begin_to_keep(void *arg, const struct kvr_view_status *s, const uint32_t *ranks, size_t n, struct kvr_view_cursor *adopt)
+{
+    struct kept *k = arg;
+    (void)s;
+    (void)ranks;
+    (void)n;
+    (void)adopt;
+    kvr_ingest_keep(k->of.ingest, &keeper, k);
+}
+
+int kvr_view_store_keep(struct kvr_view_store *st, const struct kvr_view_of *of)
+{
+    struct kept *k = kept_new(st, of);
+    if (!k) return -KVR_ENOMEM;
+    make_directory(k);
+    k->generation = sweep_journals(k, 0);
+    k->changed = k->due = true;
+    int rc = kvr_ingest_visit_view(st->ingest, of->worker, begin_to_keep, k);
+    if (rc) free(k);
+    else list(k);
+    return rc;
 }
 
 void kvr_view_store_unfollow(struct kvr_view_store *st, uint64_t worker_id)
@@ -743,14 +771,14 @@ static void store_free(struct kvr_view_store *st)
     free(st);
 }
 
-static struct kvr_view_store *store_new(struct kvr_ingest *in, const char *dir, double interval_s, const char *who)
+static struct kvr_view_store *store_new(const struct kvr_view_store_config *c)
 {
     struct kvr_view_store *st = calloc(1, sizeof *st);
     if (!st) return NULL;
-    st->ingest = in;
-    st->interval_ms = (uint64_t)(interval_s * 1000) + 1;
-    snprintf(st->dir, sizeof st->dir, "%s", dir);
-    snprintf(st->who, sizeof st->who, "%s", who);
+    st->ingest = c->ingest;
+    st->interval_ms = (uint64_t)(c->interval_s * 1000) + 1;
+    snprintf(st->dir, sizeof st->dir, "%s", c->dir);
+    snprintf(st->who, sizeof st->who, "%s", c->who);
     kvr_lock_init(&st->lock, KVR_LOCK_VIEW_STORE);
     kvr_cond_init(&st->to_scribe);
     kvr_cond_init(&st->to_keeper);
@@ -758,12 +786,11 @@ static struct kvr_view_store *store_new(struct kvr_ingest *in, const char *dir, 
     return st;
 }
 
-int kvr_view_store_open(struct kvr_ingest *in, const char *dir, double interval_s, const char *who, struct kvr_view_store **out, char *err,
-                        size_t cap)
+int kvr_view_store_open(const struct kvr_view_store_config *c, struct kvr_view_store **out, char *err, size_t cap)
 {
-    int lock_fd = kvr_data_dir_open(dir, err, cap);
-    if (lock_fd < 0) return -1;
-    struct kvr_view_store *st = store_new(in, dir, interval_s, who);
+    int lock_fd = kvr_data_dir_open(c->dir, c->patience_ms, err, cap);
+    if (lock_fd < 0) return lock_fd;
+    struct kvr_view_store *st = store_new(c);
     if (st) st->lock_fd = lock_fd;
     else close(lock_fd);
     if (st) sweep_directories(st);

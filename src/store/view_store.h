@@ -57,15 +57,23 @@ struct kvr_view_store;
     X(discarded_files, "Files of the data directory that could not be used: damaged, of another version, or of another worker")
 /* clang-format on */
 
-/* `dir` is made when it is not there. who: begins the lines in the log, e.g. "kvroute serve". The strings are copied.
- * Returns: 0, or -1 with the reason in err. */
-int kvr_view_store_open(struct kvr_ingest *in, const char *dir, double interval_s, const char *who, struct kvr_view_store **out, char *err,
-                        size_t cap);
+struct kvr_view_store_config {
+    struct kvr_ingest *ingest;
+    const char *dir; /* made when it is not there */
+    double interval_s;
+    const char *who;      /* begins the lines in the log, e.g. "kvroute serve" */
+    unsigned patience_ms; /* for another process that has the directory */
+};
 
-/* kvr_ingest_add, from what is on disk: the content is put into `index` (in place of the rank's) and `src` goes on from it; and kept from
+/* The strings are copied. Returns: 0, or -1 or KVR_DATA_DIR_TAKEN with the reason in err. */
+int kvr_view_store_open(const struct kvr_view_store_config *config, struct kvr_view_store **out, char *err, size_t cap);
+
+/* kvr_ingest_add, from what is on disk: the content is put into the index (in place of the rank's) and `src` goes on from it; and kept from
  * then on. *tiers: there were blocks of lower tiers. Returns: as kvr_ingest_add. */
-int kvr_view_store_follow(struct kvr_view_store *store, const struct kvr_view_identity *id, struct kvr_index *index,
-                          struct kvr_ingest_source *src, bool *tiers);
+int kvr_view_store_follow(struct kvr_view_store *store, const struct kvr_view_of *of, struct kvr_ingest_source *src, bool *tiers);
+/* A rank that is followed already, whose view was restored otherwise: it is kept from now on, in place of what is on disk.
+ * Returns: 0, -KVR_ENOTFOUND, -KVR_ENOMEM. */
+int kvr_view_store_keep(struct kvr_view_store *store, const struct kvr_view_of *of);
 /* After kvr_ingest_remove of all of a worker's ranks. What was kept stays on disk. */
 void kvr_view_store_unfollow(struct kvr_view_store *store, uint64_t worker_id);
 

@@ -77,9 +77,6 @@ def test_what_does_not_fit_is_refused(start, tmp_path):
         u.bind(str(stale))
     t = start(Serve, [m], "--handover", stale)  # nobody is there any more
     assert oct(os.stat(stale).st_mode & 0o777) == "0o600" and t.complete("x").status == 200
-    data = start(Serve, [m], "--handover", path, "--data-dir", tmp_path / "d", wait=False, expect=2)
-    data.p.wait(20 * SLOW)
-    assert "data-dir and handover exclude each other" in data.text()
     assert s.complete("x").status == 200
 
 
@@ -300,3 +297,25 @@ def test_questions_of_strangers_are_answered_with_nothing(rig, tmp_path):
         assert text == b"+" and len(fds) == 1 and os.pread(fds[0], 8, 0) == b"KVRSNAP\0"
         os.close(fds[0])
     assert s.complete("x").status == 200
+
+
+def test_the_data_directory_goes_along(start, tmp_path):
+    """It is the next one's when the first has let go of it; killed, that one goes on from there."""
+    m = start(Mock)
+    args = ([m], "--handover", tmp_path / "ports", "--data-dir", tmp_path / "data", "--lame-duck-time", 1)
+    s = start(Serve, *args)
+    assert s.complete(T[:16] * 4).status == 200
+    wait_for("seen", lambda: s.view()["blocks"] == 4)
+    for turn in range(2):
+        after = start(Serve, *args, ports=(s.port, s.admin), wait=False)
+        taken(s, after)
+        assert s.text().count("--data-dir") == turn  # that it has it; nothing failed
+        wait_for("its turn", lambda: f"'{tmp_path / 'data'}' is this process's now" in after.text())
+        assert after.complete([turn] * 64).status == 200
+        wait_for("written", lambda: after.metric("data_dir_snapshots_total") > 0 and after.metric("data_dir_journal_batches_total") > 0)
+        s = after
+    wait_for("seen", lambda: s.view()["blocks"] == 12)
+    wait_for("pending", lambda: s.metric("data_dir_journal_bytes_total") > 0)
+    s.kill()
+    again = start(Serve, *args, ports=(s.port, s.admin))
+    assert "blocks and" in again.text() and again.view()["blocks"] == 12 and again.metric("data_dir_restored_views_total") == 1

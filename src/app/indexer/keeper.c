@@ -214,7 +214,7 @@ int keeper_start(struct indexer *x)
     snprintf(k->index_path, sizeof k->index_path, "%s/index.kvr", x->o->data_dir);
     snprintf(k->workers_path, sizeof k->workers_path, "%s/workers.json", x->o->data_dir);
     char err[4400];
-    k->dir = kvr_data_dir_open(x->o->data_dir, err, sizeof err);
+    k->dir = kvr_data_dir_open(x->o->data_dir, KVR_DATA_DIR_PATIENCE_MS, err, sizeof err);
     if (k->dir < 0) {
         kvr_log_error("kvroute indexer: --data-dir: %s; allowed: a directory that can be written, for this process alone", err);
         free(k);

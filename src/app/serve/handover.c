@@ -15,6 +15,7 @@
 #include "app/serve/data/data_plane.h"
 #include "app/serve/data/port/ready.h"
 #include "app/serve/workers/views/succession.h"
+#include "app/serve/workers/views/views.h"
 #include "base/log.h"
 #include "net/http/systemd.h"
 
@@ -94,7 +95,7 @@ int handover_begin(struct handover *h, char *err, size_t cap)
         if (!is_at(h->sockets[i], i ? h->process->o->port : h->process->o->admin_port))
             return refuse(h, err, cap, "the process there listens on other ports; allowed: the same --port and --admin-port");
     if (loops && !can_be_joined(h->sockets[1])) share(h);
-    h->waits = true;
+    h->waits = h->process->succeeds = true;
     return 0;
 }
 
@@ -143,6 +144,7 @@ void handover_tick(struct handover *h)
 {
     const char *why = "";
     if (h->takes) taken_over(h);
+    if (!h->waits && !h->takes) views_take_disk(h->workers);
     if (!h->waits) return;
     bool ready = data_plane_ready(h->data, &why);
     h->ready_ticks = ready ? h->ready_ticks + 1 : 0;

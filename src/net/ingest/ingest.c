@@ -269,6 +269,12 @@ void kvr_ingest_memory(struct kvr_ingest *in, struct kvr_buf *out)
     for (const struct rank_stream *r = &in->visited->own; r; r = r->next) kvr_engine_memory_write(&r->stream, out);
 }
 
+void kvr_ingest_keep(struct kvr_ingest *in, const struct kvr_ingest_keeper *keeper, void *kept)
+{
+    in->visited->keeper = keeper;
+    in->visited->kept = kept;
+}
+
 int kvr_ingest_recall(struct kvr_ingest *in, const char *memory, size_t len)
 {
     return kvr__source_recall(in->visited, memory, len);

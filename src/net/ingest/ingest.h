@@ -205,6 +205,8 @@ int kvr_ingest_carry(struct kvr_ingest *in, uint32_t rank);
 struct kvr_buf;
 void kvr_ingest_memory(struct kvr_ingest *in, struct kvr_buf *out);
 
+/* In a visit: from now on this one is told, in place of whoever was. */
+void kvr_ingest_keep(struct kvr_ingest *in, const struct kvr_ingest_keeper *keeper, void *kept);
 /* In a visit: puts that in the place of what they remember. Returns: 0, or -KVR_E...: the content that it belongs to is of no use. */
 int kvr_ingest_recall(struct kvr_ingest *in, const char *memory, size_t len);
 

@@ -31,6 +31,7 @@ struct process {
     struct kvr_curve *curve;        /* keys of sockets; NULL: none */
     struct kvr_nats *nats;          /* NULL: not used */
     char scope[KVR_SCOPE_MAX];      /* of subjects there */
+    bool succeeds;                  /* another process serves yet, in whose place this one is to come; before threads run */
     uint64_t started_ms;
     uint64_t salt;            /* makes request ids differ between processes */
     _Atomic uint64_t next_id; /* of requests, any thread */

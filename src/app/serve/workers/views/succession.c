@@ -45,16 +45,6 @@ struct question {
     uint64_t worker, rank, next; /* the place may not be before `next` */
 };
 
-/* Who it is, by what both processes know. Returns: false: it has no stream of its own here. */
-static bool describe_locked(struct workers *ws, const struct worker *w, uint32_t place, struct kvr_view_of *of)
-{
-    const char *events = w->ranks[place].endpoints[RANK_EVENTS];
-    struct kvr_view_identity id = {w->model, w->group, events};
-    if (!views_has_source(ws, w, place) || !events[0] || !w->partition || !w->partition->index) return false;
-    kvr_view_of_init(of, &id, ws->ingest, w->partition->index, (struct kvr_worker){w->id, w->dp_start + place}, w->block_size);
-    return true;
-}
-
 /* ---- giving ------------------------------------------------------------------------------------------- */
 
 struct giving {
@@ -103,7 +93,7 @@ int views_give(struct workers *ws, const void *question, size_t len)
     g.next = q.next;
     kvr_lock(&ws->lock);
     const struct worker *w = worker_find_locked(ws, q.worker);
-    bool known = w && q.rank - w->dp_start < w->dp_size && describe_locked(ws, w, (uint32_t)q.rank - w->dp_start, &g.of);
+    bool known = w && q.rank - w->dp_start < w->dp_size && views_describe(ws, w, (uint32_t)q.rank - w->dp_start, &g.of);
     kvr_unlock(&ws->lock);
     if (known) (void)kvr_ingest_visit_view(ws->ingest, g.of.worker, copy_view, &g);
     if (g.answer == 0) g.answer = write_view(&g);
@@ -194,10 +184,7 @@ void views_take_over(struct workers *ws, int link)
     for (const struct worker *w = ws->workers; w && goes_on; w = w->next)
         for (uint32_t r = 0; r < w->dp_size && goes_on; r++) {
             struct taking t = {.workers = ws, .partition = w->partition, .link = link, .until_ms = until};
-            kvr_lock(&ws->lock);
-            bool followed = describe_locked(ws, w, r, &t.of);
-            kvr_unlock(&ws->lock);
-            if (!followed || kvr_ingest_visit_view(ws->ingest, t.of.worker, take_view, &t)) continue;
+            if (!views_describe(ws, w, r, &t.of) || kvr_ingest_visit_view(ws->ingest, t.of.worker, take_view, &t)) continue;
             if (!t.whole) note(ws, &t);
             goes_on = !t.broken && now_ms() < until;
         }

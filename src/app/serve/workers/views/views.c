@@ -268,6 +268,18 @@ struct kvr_view_status *views_status(struct workers *ws, size_t *n)
     return st;
 }
 
+/* Returns: 0, KVR_DATA_DIR_TAKEN, or -1, which is said. */
+static int open_disk(struct workers *ws, unsigned patience_ms)
+{
+    const char *who = ws->o->select_only ? "kvroute select" : "kvroute serve";
+    char why[KVR_PATH_ERROR_MAX];
+    struct kvr_view_store_config c = {ws->ingest, ws->o->data_dir, ws->o->snapshot_interval, who, patience_ms};
+    int rc = kvr_view_store_open(&c, &ws->store, why, sizeof why);
+    if (rc && (patience_ms || rc != KVR_DATA_DIR_TAKEN))
+        kvr_log_error("%s: --data-dir: %s; allowed: a directory that can be written, for this process alone", who, why);
+    return rc;
+}
+
 int views_start(struct workers *ws)
 {
     if (!ws->o->kv_events || ws->o->overlap_credit <= 0 || ws->o->use_remote_indexer) return 0;
@@ -290,12 +302,7 @@ int views_start(struct workers *ws)
     int failed = kvr_ingest_create(&h, ws->o->restore_timeout, &ws->ingest);
     if (failed) return failed;
     kvr_ingest_set_curve(ws->ingest, ws->process->curve);
-    const char *who = ws->o->select_only ? "kvroute select" : "kvroute serve";
-    char why[KVR_PATH_ERROR_MAX];
-    if (ws->o->data_dir && kvr_view_store_open(ws->ingest, ws->o->data_dir, ws->o->snapshot_interval, who, &ws->store, why, sizeof why)) {
-        kvr_log_error("%s: --data-dir: %s; allowed: a directory that can be written, for this process alone", who, why);
-        return -KVR_EINVAL;
-    }
+    if (ws->o->data_dir && !ws->process->succeeds && open_disk(ws, KVR_DATA_DIR_PATIENCE_MS)) return -KVR_EINVAL;
     return ws->o->plane.plane != KVR_PLANE_NATS ? 0 : kvr_plane_feed_nats(ws->process->nats, ws->process->scope, ws->ingest, &ws->feed);
 }
 
@@ -327,6 +334,20 @@ int views_start_durable(struct workers *ws)
     return o->plane == KVR_PLANE_JETSTREAM && ws->ingest ? kvr_durable_feed_open(&c, &ws->durable) : 0;
 }
 
+void views_take_disk(struct workers *ws)
+{
+    if (!ws->o->data_dir || !ws->ingest || ws->store || ws->disk_refused || process_is_ending(ws->process)) return;
+    int rc = open_disk(ws, 0);
+    ws->disk_refused = rc && rc != KVR_DATA_DIR_TAKEN;
+    if (rc) return;
+    for (const struct worker *w = ws->workers; w; w = w->next)
+        for (uint32_t r = 0; r < w->dp_size; r++) {
+            struct kvr_view_of of;
+            if (views_describe(ws, w, r, &of)) (void)kvr_view_store_keep(ws->store, &of);
+        }
+    kvr_log("%s: --data-dir: '%s' is this process's now", ws->o->select_only ? "kvroute select" : "kvroute serve", ws->o->data_dir);
+}
+
 void views_let_go_of_disk(struct workers *ws)
 {
     kvr_view_store_stop(ws->store);
@@ -352,6 +373,15 @@ bool views_has_source(const struct workers *ws, const struct worker *w, uint32_t
     return usable && (w->ranks[place].endpoints[RANK_EVENTS][0] || ws->o->plane.plane != KVR_PLANE_ZMQ);
 }
 
+bool views_describe(struct workers *ws, const struct worker *w, uint32_t place, struct kvr_view_of *of)
+{
+    const char *events = w->ranks[place].endpoints[RANK_EVENTS];
+    struct kvr_view_identity id = {w->model, w->group, events};
+    if (!views_has_source(ws, w, place) || !events[0] || !w->partition || !w->partition->index) return false;
+    kvr_view_of_init(of, &id, ws->ingest, w->partition->index, (struct kvr_worker){w->id, w->dp_start + place}, w->block_size);
+    return true;
+}
+
 const char *views_why_none(const struct worker *w)
 {
     if (w->learnt.waits) return "waiting for what the engine says of itself";
@@ -362,9 +392,11 @@ const char *views_why_none(const struct worker *w)
 /* From what the data directory has of it. A rank of a shared stream has no place of its own to go on from. */
 static void follow(struct workers *ws, const struct worker *w, struct partition *partition, struct kvr_ingest_source *src)
 {
-    struct kvr_view_identity id = {w->model, w->group, src->events};
+    struct kvr_view_identity id = {w->model, w->group, src->events ? src->events : ""};
+    struct kvr_view_of of;
     bool tiers = false;
-    if (ws->store && src->events) kvr_view_store_follow(ws->store, &id, partition->index, src, &tiers);
+    kvr_view_of_init(&of, &id, ws->ingest, partition->index, src->worker, src->block_size);
+    if (ws->store && src->events) kvr_view_store_follow(ws->store, &of, src, &tiers);
     else kvr_ingest_add(ws->ingest, src);
     if (tiers) kvr_router_use_lower_tiers(partition->router);
 }

@@ -31,6 +31,11 @@ enum kvr_view_knowledge views_knowledge(const struct worker *w, uint32_t rank);
 /* Do KV events of this rank (by place) come from somewhere? */
 bool views_has_source(const struct workers *ws, const struct worker *w, uint32_t place);
 const char *views_why_none(const struct worker *w); /* of a worker without one; static */
+struct kvr_view_of;
+/* A rank with a stream of its own, by what any process knows of it: model, group, endpoint. Returns: false: it has none. Main loop. */
+bool views_describe(struct workers *ws, const struct worker *w, uint32_t place, struct kvr_view_of *of);
+/* --data-dir, if the process before has let go of it by now: views are kept there from then on. Main loop, after a hand-over. */
+void views_take_disk(struct workers *ws);
 /* --data-dir is written once more, and is then free for another process. Main thread. */
 void views_let_go_of_disk(struct workers *ws);
 /* The rank's content is about to be replaced as a whole: what is told of it otherwise begins anew. Ingest thread, in a visit. */
