@@ -283,7 +283,7 @@ def test_questions_of_strangers_are_answered_with_nothing(rig, tmp_path):
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as c:
         c.connect(str(tmp_path / "ports"))
         c.recv(64)
-        for junk in (b"?", b"?x", b"?" + bytes(24), b"?" + struct.pack("QQQ", 1, 7, 0), b"?" + b"\xff" * 24):
+        for junk in (b"?", b"?x", b"?" + bytes(24), b"?" + struct.pack("QQQ", 1, (1 << 32) + 5, 0), b"?" + struct.pack("QQQ", 1, 7, 0), b"?" + b"\xff" * 24):
             c.send(junk)
             assert c.recv(64) == b"-"
         c.send(b"?" + struct.pack("QQQ", 1, 0, 1))
@@ -319,3 +319,15 @@ def test_the_data_directory_goes_along(start, tmp_path):
     s.kill()
     again = start(Serve, *args, ports=(s.port, s.admin))
     assert "blocks and" in again.text() and again.view()["blocks"] == 12 and again.metric("data_dir_restored_views_total") == 1
+
+
+def test_a_drained_worker_stays_drained(start, tmp_path):
+    mocks = [start(Mock), start(Mock)]
+    args = ([mocks[0], mocks[1].spec(",state=draining")], "--handover", tmp_path / "ports")
+    s = start(Serve, *args)
+    for worker, state in ((1, "draining"), (2, "active")):
+        assert call(s.admin, "PATCH", f"/workers/{worker}", {"state": state}).status == 200
+    after = start(Serve, *args, ports=(s.port, s.admin), wait=False)
+    taken(s, after)
+    assert [w["state"] for w in sorted(after.get("/workers"), key=lambda w: w["worker_id"])] == ["draining", "active"]
+    assert {after.complete(f"x{i}").headers["x-kvroute-worker"] for i in range(8)} == {"2"}

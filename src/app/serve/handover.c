@@ -131,7 +131,7 @@ static void succeed(struct handover *h, const char *why)
     if (is_alone(h)) {
         take_over(h);
     } else if (h->ready_ticks >= READY_TICKS) {
-        views_take_over(h->workers, h->link);
+        succession_take(h->workers, h->link);
         take_over(h);
     } else if (now_ms() - h->process->started_ms > PATIENCE_MS) {
         kvr_log_error("%s: --handover: given up, the process before goes on: %s", name(h), why);
@@ -217,7 +217,7 @@ static size_t sockets(void *ctx, int *fds)
 static int on_question(void *ctx, const void *question, size_t len)
 {
     const struct handover *h = ctx;
-    return views_give(h->workers, question, len);
+    return succession_give(h->workers, question, len);
 }
 
 static void on_asked(void *ctx)

@@ -132,7 +132,8 @@ static bool is_done(void *ctx)
 static void on_ready(void *ctx)
 {
     struct serve *s = ctx;
-    kvr_systemd_tell("MAINPID=%d\nREADY=1", (int)getpid());
+    if (s->rooms.process.succeeds) kvr_systemd_tell("MAINPID=%d", (int)getpid());
+    kvr_systemd_tell("READY=1");
     kvr_watchdog_start(&s->watchdog);
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a process has learnt of its engines' caches goes to the process that takes its place, so that its first decision is right where no
- * engine can say again what it has published.
+ * What a process has learnt of its engines' caches, and which workers are drained, goes to the process that takes its place, so that its
+ * first decision is right where no engine can say again what it has published.
  *
  *     the new one, main loop     its ingest thread                        the old one, main loop      its ingest thread
  *     a view is not whole  ----> a visit: nothing is applied meanwhile
@@ -30,6 +30,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
+#include <kvroute/hash.h>
 
 #include "app/serve/common/clock.h"
 #include "app/serve/workers/table/room.h"
@@ -41,9 +42,21 @@
 
 enum { ALL_MS = 20000, ONE_MS = 2000, PAUSE_MS = 5 };
 
+enum { STANDING = 1 << 20 }; /* in place of a rank: how all workers stand */
+
 struct question {
     uint64_t worker, rank, next; /* the place may not be before `next` */
 };
+
+/* Of a worker that both know by its number and its address. */
+struct standing {
+    uint64_t worker, url, drains;
+};
+
+static uint64_t url_of(const struct worker *w)
+{
+    return kvr_hash_bytes(w->url, strlen(w->url), 0);
+}
 
 /* ---- giving ------------------------------------------------------------------------------------------- */
 
@@ -76,27 +89,47 @@ static bool put(void *ctx, const void *data, size_t len)
     return true;
 }
 
-static int write_view(struct giving *g)
+/* Returns: a descriptor of bytes that are the reader's. */
+static int in_memory(bool (*write_all)(void *ctx, int fd), void *ctx)
 {
-    int fd = memfd_create("kvroute view", MFD_CLOEXEC);
-    if (fd < 0 || kvr_view_copy_write(&g->copy, &g->of, put, &fd)) return fd < 0 ? KVR_HANDOVER_NONE : fd;
+    int fd = memfd_create("kvroute", MFD_CLOEXEC);
+    if (fd < 0 || write_all(ctx, fd)) return fd < 0 ? KVR_HANDOVER_NONE : fd;
     close(fd);
     return KVR_HANDOVER_NONE;
 }
 
-int views_give(struct workers *ws, const void *question, size_t len)
+static bool write_view(void *ctx, int fd)
+{
+    struct giving *g = ctx;
+    return kvr_view_copy_write(&g->copy, &g->of, put, &fd);
+}
+
+static bool write_standing(void *ctx, int fd)
+{
+    const struct workers *ws = ctx;
+    bool ok = true;
+    for (const struct worker *w = ws->workers; w && ok; w = w->next) {
+        struct standing s = {w->id, url_of(w), atomic_load(&w->draining)};
+        ok = put(&fd, &s, sizeof s);
+    }
+    return ok;
+}
+
+int succession_give(struct workers *ws, const void *question, size_t len)
 {
     struct giving g = {.workers = ws, .answer = KVR_HANDOVER_NONE};
     struct question q;
-    if (len != sizeof q || !ws->ingest) return KVR_HANDOVER_NONE;
+    if (len != sizeof q) return KVR_HANDOVER_NONE;
     memcpy(&q, question, sizeof q);
+    if (q.rank == STANDING) return in_memory(write_standing, ws);
+    if (!ws->ingest) return KVR_HANDOVER_NONE;
     g.next = q.next;
     kvr_lock(&ws->lock);
     const struct worker *w = worker_find_locked(ws, q.worker);
     bool known = w && q.rank - w->dp_start < w->dp_size && views_describe(ws, w, (uint32_t)q.rank - w->dp_start, &g.of);
     kvr_unlock(&ws->lock);
     if (known) (void)kvr_ingest_visit_view(ws->ingest, g.of.worker, copy_view, &g);
-    if (g.answer == 0) g.answer = write_view(&g);
+    if (g.answer == 0) g.answer = in_memory(write_view, &g);
     kvr_view_copy_free(&g.copy);
     return g.answer;
 }
@@ -177,10 +210,38 @@ static void note(struct workers *ws, const struct taking *t)
     else kvr_log_warning("kvroute: --handover: worker %llu rank %u: its view is not taken over: %s", id, t->of.worker.dp_rank, t->why);
 }
 
-void views_take_over(struct workers *ws, int link)
+/* An operator's word is kept, whatever the entry says. */
+static void take_standing(struct workers *ws, const struct kvr_mapped *m)
+{
+    for (size_t at = 0; m->len - at >= sizeof(struct standing); at += sizeof(struct standing)) {
+        struct standing s;
+        memcpy(&s, (const char *)m->data + at, sizeof s);
+        kvr_lock(&ws->lock);
+        const struct worker *w = worker_find_locked(ws, s.worker);
+        bool other = w && url_of(w) == s.url && atomic_load(&w->draining) != (s.drains != 0);
+        kvr_unlock(&ws->lock);
+        if (other) (void)worker_set_draining(ws, s.worker, s.drains != 0);
+    }
+}
+
+static void ask_for_standing(struct workers *ws, int link)
+{
+    struct question q = {.rank = STANDING};
+    struct kvr_mapped m;
+    int fd = kvr_handover_question(link, &q, sizeof q);
+    if (fd < 0) return;
+    if (kvr_map_descriptor(fd, &m) == 0) {
+        take_standing(ws, &m);
+        kvr_unmap_file(&m);
+    }
+    close(fd);
+}
+
+void succession_take(struct workers *ws, int link)
 {
     uint64_t until = now_ms() + ALL_MS;
     bool goes_on = ws->ingest != NULL;
+    ask_for_standing(ws, link);
     for (const struct worker *w = ws->workers; w && goes_on; w = w->next)
         for (uint32_t r = 0; r < w->dp_size && goes_on; r++) {
             struct taking t = {.workers = ws, .partition = w->partition, .link = link, .until_ms = until};

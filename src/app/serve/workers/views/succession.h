@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Views from the process before this one, to the one after it, at a hand-over of the ports: views/succession.c. Main loop. */
+/* What is known of workers from the process before this one, to the one after it, at a hand-over of the ports: views/succession.c. Main
+ * loop. */
 #ifndef KVR_SERVE_SUCCESSION_H
 #define KVR_SERVE_SUCCESSION_H
 
@@ -9,8 +10,9 @@
 struct workers;
 
 /* The answer to such a question: a descriptor, or KVR_HANDOVER_NONE, KVR_HANDOVER_LATER. */
-int views_give(struct workers *ws, const void *question, size_t len);
-/* Asks the other end of the link (net/http/handover.h) for each view that is not whole. Within 20 s; what is not had by then is left. */
-void views_take_over(struct workers *ws, int link);
+int succession_give(struct workers *ws, const void *question, size_t len);
+/* Asks the other end of the link (net/http/handover.h) which workers drain, and for each view that is not whole. Within 20 s; what is not
+ * had by then is left. */
+void succession_take(struct workers *ws, int link);
 
 #endif
