@@ -242,6 +242,36 @@ def test_blocks_under_names_of_our_own_are_not_given(rig):
     assert after.metric("view_takeover_failures_total") == 1 and not after.overlap(T).get((1, 0))
 
 
+def test_what_the_stream_remembers_goes_along(rig):
+    """Later blocks of a salted chain do not name the salt again, and a block that the engine has twice is given up once."""
+    e, s, follow = rig()
+    store = lambda names, parent, tokens, *more: e.send(e.batch(["BlockStored", names, parent, tokens, 4, None, "GPU", *more]))  # noqa: E731
+    store([1], None, T[:4], None, [["dynamo-cache-salt:tenant"]])
+    store([8], None, T[20:24])
+    store([8], None, T[20:24])
+    wait_for("seen", lambda: s.view()["next_sequence"] == 3)
+    after = follow(s)
+    taken(s, after)
+    store([2, 3], 1, T[4:12], None, [[], []])
+    e.removed([8])
+    wait_for("heard", lambda: after.view()["next_sequence"] == 5)
+    assert after.overlap(T[:12], cache_salt="tenant")[(1, 0)] == 3 and not after.overlap(T[:12]).get((1, 0))
+    assert after.overlap(T[20:24])[(1, 0)] == 1
+    e.removed([8])
+    wait_for("gone", lambda: not after.overlap(T[20:24]).get((1, 0)))
+    assert after.view()["view"] == "whole"
+
+
+def test_the_view_of_a_hybrid_model_is_not_given(rig):
+    e, s, follow = rig()
+    for group, kind in ((0, "full_attention"), (1, "sliding_window")):
+        e.send(e.batch(["BlockStored", [1], None, T[:4], 4, None, "GPU", None, None, group, kind, 8 if group else None]))
+    wait_for("seen", lambda: s.view()["view"] == "whole")
+    after = follow(s)
+    taken(s, after)
+    assert after.metric("view_takeover_failures_total") == 1 and not after.overlap(T).get((1, 0))
+
+
 def test_a_replay_that_reaches_back_needs_no_help(rig):
     e, s, follow = rig(replay=True)
     e.until("ready", lambda: call(s.port, "GET", "/ready").status == 200)
