@@ -14,7 +14,6 @@
 #include "app/serve/common/process.h"
 #include "app/serve/data/data_plane.h"
 #include "app/serve/data/port/ready.h"
-#include "app/serve/workers/views/succession.h"
 #include "app/serve/workers/views/views.h"
 #include "base/log.h"
 #include "net/http/systemd.h"
@@ -131,8 +130,7 @@ static void succeed(struct handover *h, const char *why)
     if (is_alone(h)) {
         take_over(h);
     } else if (h->ready_ticks >= READY_TICKS) {
-        succession_take(h->workers, h->link);
-        take_over(h);
+        if (succession_take(h->workers, h->link, &h->succession)) take_over(h);
     } else if (now_ms() - h->process->started_ms > PATIENCE_MS) {
         kvr_log_error("%s: --handover: given up, the process before goes on: %s", name(h), why);
         h->failed = true;

@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "app/serve/workers/views/succession.h"
 #include "net/http/handover.h"
 
 struct admin;
@@ -25,6 +26,7 @@ struct handover {
     struct kvr_handover *offer;
     int sockets[KVR_HANDOVER_FDS_MAX], sockets_n, link; /* from the process before; link: open while waits or takes */
     unsigned ready_ticks;
+    struct succession succession;
     bool waits, takes, failed;
     char program[4096]; /* the path of this one's file */
     uv_process_t next;  /* while next_runs */

@@ -40,7 +40,7 @@
 #include "store/data_dir.h"
 #include "store/view_copy.h"
 
-enum { ALL_MS = 20000, ONE_MS = 2000, PAUSE_MS = 5 };
+enum { ALL_MS = 20000, ONE_MS = 2000, PAUSE_MS = 5, TURN_MS = 100 };
 
 enum { STANDING = 1 << 20 }; /* in place of a rank: how all workers stand */
 
@@ -237,16 +237,29 @@ static void ask_for_standing(struct workers *ws, int link)
     close(fd);
 }
 
-void succession_take(struct workers *ws, int link)
+/* Returns: false: nothing more can be asked. */
+static bool take_rank(struct workers *ws, const struct worker *w, uint32_t place, int link, uint64_t until_ms)
 {
-    uint64_t until = now_ms() + ALL_MS;
-    bool goes_on = ws->ingest != NULL;
-    ask_for_standing(ws, link);
-    for (const struct worker *w = ws->workers; w && goes_on; w = w->next)
-        for (uint32_t r = 0; r < w->dp_size && goes_on; r++) {
-            struct taking t = {.workers = ws, .partition = w->partition, .link = link, .until_ms = until};
-            if (!views_describe(ws, w, r, &t.of) || kvr_ingest_visit_view(ws->ingest, t.of.worker, take_view, &t)) continue;
-            if (!t.whole) note(ws, &t);
-            goes_on = !t.broken && now_ms() < until;
+    struct taking t = {.workers = ws, .partition = w->partition, .link = link, .until_ms = until_ms};
+    if (!views_describe(ws, w, place, &t.of) || kvr_ingest_visit_view(ws->ingest, t.of.worker, take_view, &t)) return true;
+    if (!t.whole) note(ws, &t);
+    return !t.broken;
+}
+
+bool succession_take(struct workers *ws, int link, struct succession *s)
+{
+    uint64_t pause = now_ms() + TURN_MS;
+    size_t at = 0;
+    if (!s->until_ms) {
+        s->until_ms = now_ms() + ALL_MS;
+        ask_for_standing(ws, link);
+    }
+    for (const struct worker *w = ws->ingest ? ws->workers : NULL; w; w = w->next)
+        for (uint32_t r = 0; r < w->dp_size; r++) {
+            if (at++ < s->done) continue;
+            if (now_ms() >= pause) return false;
+            s->done = at;
+            if (now_ms() >= s->until_ms || !take_rank(ws, w, r, link, s->until_ms)) return true;
         }
+    return true;
 }
