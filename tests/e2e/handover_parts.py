@@ -75,20 +75,20 @@ def holder_of(s, prompt):
 
 
 def replaced_in_place(start, tmp_path, requests):
-    """Twice, beside so many requests in all. Engines say nothing again to those that come after the first, whose first decisions are right."""
-    mocks = [start(Mock) for _ in range(3)]
+    """Twice, beside so many requests in all. What engines can say again is their last batch, and the first decisions are right."""
+    mocks = [start(Mock, "--kv-buffer-steps", 1) for _ in range(3)]
     args = ("--handover", tmp_path / "ports", "--lame-duck-time", 1, "--threads", 2)
     s = start(Serve, mocks, *args)
-    without_replay = [m.spec().split(",replay=")[0] for m in mocks]
-    for m in mocks:
-        call(m.port, "POST", "/v1/completions", {"prompt": [m.port] * 32, "max_tokens": 1})
-    wait_for("views", lambda: all(v["view"] == "whole" for v in s.views().values()))
     holder = int(s.complete(LONG_PROMPT, max_tokens=1).headers["x-kvroute-worker"])
     wait_for("events", lambda: s.overlap(LONG_PROMPT).get((holder, 0)) == 100)
+    for k in range(2):  # a batch each, the second of which takes the place of the first
+        for m in mocks:
+            call(m.port, "POST", "/v1/completions", {"prompt": [k] * 32, "max_tokens": 1})
+        wait_for("views", lambda: all(v["view"] == "whole" and v["blocks"] >= 2 * k + 2 for v in s.views().values()))
     load = Load(s.port, 12)
     for _ in range(2):
         load.until(requests // 4)
-        after = start(Serve, without_replay, *args, ports=(s.port, s.admin), wait=False)
+        after = start(Serve, mocks, *args, ports=(s.port, s.admin), wait=False)
         taken(s, after)
         assert holder_of(after, LONG_PROMPT) == holder
         assert after.metric("view_takeovers_total") == 3 and ", 0 cut off" in s.text()
