@@ -230,6 +230,23 @@ def test_a_partial_view_is_worth_more_than_none(rig):
     wait_for("gone on with", lambda: known(after) == (1, "partial", 3))
 
 
+def test_a_partial_view_that_knows_less_is_not_taken(start, rig, tmp_path):
+    """The engine can say more again than the first process has heard, which had no replay endpoint."""
+    def before(e):
+        e.stored([9], T[36:40], keep=False)
+        for k in range(5):
+            e.stored([k + 1], T[4 * k:4 * k + 4], parent=k or None)
+    e, s, _ = rig(before=before)
+    e.stored([8], T[24:28])
+    wait_for("seen", lambda: (s.view()["view"], s.view()["blocks"]) == ("partial", 1))
+    m = start(Mock, with_events=False)
+    spec = f"http://127.0.0.1:{m.port},block-size=4,events=tcp://127.0.0.1:{e.events},replay=tcp://127.0.0.1:{e.replay_port}"
+    after = start(Serve, [spec], "--handover", tmp_path / "ports", "--restore-timeout", min(SLOW, 3), ports=(s.port, s.admin), wait=False)
+    e.until("taken", lambda: s.p.poll() == 0, 60)
+    wait_for("taken", lambda: "the ports are taken over" in after.text())
+    assert known(after) == (5, "partial", 7) and "it knows less" in after.text()
+
+
 def test_blocks_under_names_of_our_own_are_not_given(rig):
     e, s, follow = rig(before=lambda e: e.stored([9], T[20:24]))
     e.stored([8], T[24:28])

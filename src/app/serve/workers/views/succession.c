@@ -16,7 +16,7 @@
  * breaks both connections; a view whose connection is broken, or about which there is any doubt, is not given. A view that the engine can
  * repair is asked of the engine from the copy's place on, as ever; one that it cannot is believed at once (kvr__view_adopt).
  *
- * A partial view is given too: what it has is true, and of a process that has followed for longer. Not one with blocks under names of our
+ * A partial view is given too: what it has is true; of two the one with more blocks is used. Not one with blocks under names of our
  * own (recover/consumer/supposed.h), which the new process could never take out; nor one of a hybrid model, whose windows are not kept.
  * Workers of an event plane have no endpoint by which both processes would mean the same stream; they have recover endpoints.
  *
@@ -166,6 +166,8 @@ static void use(struct taking *t, const struct kvr_mapped *m, const struct kvr_v
 {
     struct kvr_view_reading r = {0};
     t->why = kvr_view_read(&r, &t->of, m->data, m->len);
+    bool both_partial = !r.source.whole && st->knowledge == KVR_VIEW_PARTIAL;
+    if (!t->why && both_partial && r.blocks <= kvr_index_rank_blocks(t->of.index, t->of.worker)) t->why = "it knows less";
     if (!t->why && kvr_ingest_recall(t->of.ingest, r.memory.data ? r.memory.data : "", r.memory.len))
         t->why = "what its stream remembers cannot be used";
     if (!t->why) {
