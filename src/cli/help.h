@@ -18,5 +18,6 @@ extern const char help_replay[];
 extern const char help_replay_events[];
 extern const char help_select[];
 extern const char help_serve[];
+extern const char help_top[];
 
 #endif
