@@ -51,8 +51,8 @@ workers=()
 next=18101
 for i in 1 2 3 4; do
   http=$(free_port $next); events=$(free_port $((http + 1))); replay=$(free_port $((events + 1))); next=$((replay + 1))
-  $kvroute mock --enable-prompt-tokens-details --port "$http" --kv-events "tcp://127.0.0.1:$events" --kv-replay "tcp://127.0.0.1:$replay" \
-    --num-gpu-blocks 2560 --speedup-ratio 4 "${folder[@]}" >"$logs/mock$i.log" 2>&1 &
+  $kvroute mock --enable-prompt-tokens-details --port "$http" --events "tcp://127.0.0.1:$events" --replay "tcp://127.0.0.1:$replay" \
+    --num-gpu-blocks 2560 --speedup 4 "${folder[@]}" >"$logs/mock$i.log" 2>&1 &
   pids="$pids $!"
   workers+=(--worker "http://127.0.0.1:$http,events=tcp://127.0.0.1:$events,replay=tcp://127.0.0.1:$replay,metrics=http://127.0.0.1:$http/metrics")
 done

@@ -6,13 +6,7 @@ cd "$(dirname "$0")/.."
 k=${KVROUTE:-build/release/kvroute} out=docs/reference/configuration.md
 page=$(mktemp)
 trap 'rm -f "$page" "$page".*' EXIT
-# An environment name that follows from the option's is left out.
-for c in serve select publish; do
-  $k $c --help=markdown | awk -F' [|] ' -v OFS=' | ' '/^[|] `/ {
-    name = $1; gsub(/[| `]/, "", name); own = "KVROUTE_" toupper(name); gsub(/-/, "_", own)
-    sub("^`" own "`(, )?", "", $2)
-  } { sub(/^[|] flag and YAML key [|] environment /, "| flag and YAML key | other environment names "); print }' >"$page.$c"
-done
+for c in serve select publish; do $k $c --help=markdown >"$page.$c"; done
 {
   echo "# Options of serve, select and publish"
   echo

@@ -3,7 +3,8 @@
  * Idea: a line is put together on the stack and given to the system with one write.
  *
  * Invariants:
- * - A line is valid UTF-8 without control characters, ends with its only newline and is at most LINE bytes (what a pipe takes at once).
+ * - A line is valid UTF-8 without control characters (but for the colours of a terminal, at its beginning), ends with its only newline and
+ * is at most LINE bytes (what a pipe takes at once).
  * - A site is added to `silenced` at most once, and the list never shrinks: sites are static, so it is walked without a lock.
  * - Each line that is not written is counted in its site's `left_out` once, and whoever exchanges that for 0 says so.
  *
@@ -20,10 +21,12 @@
 #include <unistd.h>
 
 #include "base/base.h"
+#include "base/terminal.h"
 
 enum { LINE = 4096 };
 
-static _Atomic int level_max = KVR_LOG_INFO, format_now = KVR_LOG_TEXT;
+enum manner { LOGGED, SPOKEN, SPOKEN_IN_COLOUR };
+static _Atomic int level_max = KVR_LOG_INFO, format_now = KVR_LOG_TEXT, manner_now = LOGGED;
 static struct kvr_log_site *_Atomic silenced; /* sites that have left lines out at some time */
 
 static const char *const level_names[] = {"error", "warning", "info", "debug"};
@@ -134,10 +137,28 @@ static size_t put_json_text(const char *text, size_t len, char *out, size_t cap)
     return n;
 }
 
+/* "kvroute serve: warning: what is said", the part before the first colon in colours. */
+static size_t put_spoken(char line[LINE], enum kvr_log_level level, const char *text, size_t len, bool coloured)
+{
+    const char *colon = memmem(text, len, ": ", 2), *colour = level == KVR_LOG_ERROR ? "\x1b[1;31m" : "\x1b[1;33m";
+    size_t head = colon ? (size_t)(colon - text) + 1 : 0, n = 0;
+    coloured &= head > 0 && level <= KVR_LOG_WARNING;
+    if (coloured) n = (size_t)snprintf(line, LINE, "%s", colour);
+    n += kvr_printable(text, head, line + n, LINE / 2);
+    if (coloured) n += (size_t)snprintf(line + n, LINE - n, "\x1b[0m");
+    if (level == KVR_LOG_WARNING) n += (size_t)snprintf(line + n, LINE - n, "%swarning:%s", head ? " " : "", head ? "" : " ");
+    n += kvr_printable(text + head, len - head, line + n, LINE - n);
+    line[n++] = '\n'; /* in the place of the 0 */
+    return n;
+}
+
 static size_t put_line(char line[LINE], enum kvr_log_level level, const char *text, size_t len)
 {
     static const char end[] = "\"}\n";
     char message[LINE];
+    enum manner m = (enum manner)atomic_load_explicit(&manner_now, memory_order_relaxed);
+    if (m != LOGGED && atomic_load_explicit(&format_now, memory_order_relaxed) == KVR_LOG_TEXT)
+        return put_spoken(line, level, text, len, m == SPOKEN_IN_COLOUR);
     size_t n = (size_t)(atomic_load_explicit(&format_now, memory_order_relaxed) == KVR_LOG_JSON ? snprintf(line, LINE, "{\"time\":\"") : 0);
     bool json = n > 0;
     n += (size_t)kvr_log_time(line + n); /* there is room: it is the first */
@@ -220,6 +241,11 @@ void kvr_log_set_level(enum kvr_log_level level)
 void kvr_log_set_format(enum kvr_log_format format)
 {
     atomic_store(&format_now, (int)format);
+}
+
+void kvr_log_set_spoken(bool spoken)
+{
+    atomic_store(&manner_now, (int)(!spoken ? LOGGED : kvr_terminal_coloured(STDERR_FILENO) ? SPOKEN_IN_COLOUR : SPOKEN));
 }
 
 void kvr_log_finish(void)

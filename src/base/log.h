@@ -2,9 +2,9 @@
 /* The log: lines on stderr.
  *
  * Model. A line has a time (UTC, milliseconds), a level and a message, as text (`2026-11-24T01:02:03.456Z info kvroute: ready`) or as one
- * JSON object (`{"time":"...","level":"info","message":"..."}`). A line is at most 4,096 bytes and is written with one write(2), so lines
- * of threads, and of processes that share a pipe, do not mix. Control characters and what is no UTF-8, in whatever argument, come out as
- * \xNN, so that text from the wire can neither begin a line of its own nor speak to a terminal.
+ * JSON object (`{"time":"...","level":"info","message":"..."}`), or as a command speaks (kvr_log_set_spoken). A line is at most 4,096 bytes
+ * and is written with one write(2), so lines of threads, and of processes that share a pipe, do not mix. Control characters and what is no
+ * UTF-8, in whatever argument, come out as \xNN, so that text from the wire can neither begin a line of its own nor speak to a terminal.
  * Each place in the source may write KVR_LOG_LINES_MAX lines a second. What is beyond is counted, and the next line of any place, or
  * kvr_log_finish, is preceded by one that says how many were left out.
  *
@@ -73,6 +73,9 @@ bool kvr__log_due(uint64_t key, uint64_t second, uint64_t *held);
 /* The least important level that is written; KVR_LOG_INFO from the start. */
 void kvr_log_set_level(enum kvr_log_level level);
 void kvr_log_set_format(enum kvr_log_format format);
+/* For commands, until they serve: text lines are for who typed the command. They have neither time nor level, but for the word `warning`,
+ * and on a terminal their beginning is coloured, unless NO_COLOR is set. */
+void kvr_log_set_spoken(bool spoken);
 
 /* Says of every place how many of its lines were left out. At the end of a program. */
 void kvr_log_finish(void);

@@ -2,7 +2,6 @@
 /* `check`: what `serve` would say of files, without starting anything. */
 #include <errno.h>
 #include <fcntl.h>
-#include <getopt.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -10,13 +9,19 @@
 
 #include "base/base.h"
 #include "cli/commands.h"
+#include "cli/options_rows.h"
 #include "cli/help.h"
 #include "cli/log_options.h"
 #include "cli/serve_cli.h"
 #include "wire/yaml_map.h"
 
+struct check_cli {
+    int kind;
+    struct kvr_log_options log;
+};
+
 #define KINDS "config|models|keys|policy"
-enum kind { KIND_CONFIG, KIND_MODELS, KIND_KEYS, KIND_POLICY };
+enum kind { KIND_AUTO, KIND_CONFIG, KIND_MODELS, KIND_KEYS, KIND_POLICY };
 enum { NONE = 0, CONFIG = 1 << KIND_CONFIG, MODELS = 1 << KIND_MODELS, KEYS = 1 << KIND_KEYS, POLICY = 1 << KIND_POLICY };
 
 /* ---- what a file is ---------------------------------------------------------------------------------- */
@@ -35,12 +40,8 @@ static unsigned look_up(const struct known *list, size_t n, const char *key)
 
 static bool is_option(const char *key)
 {
-    size_t n;
-    const struct option_row *rows = serve_cli_rows(&n);
     const char *positive = strncmp(key, "no-", 3) == 0 ? key + 3 : key;
-    for (size_t i = 0; i < n; i++)
-        if (!strcmp(rows[i].name, positive) || !strcmp(rows[i].name, key)) return true;
-    return false;
+    return options_row(&command_serve.table, positive) || options_row(&command_serve.table, key);
 }
 
 static int model_key(const struct kvr_yaml *y, const char *key, const yaml_node_t *key_node, yaml_node_t *v, void *arg)
@@ -126,14 +127,15 @@ static void check_config(struct serve_checker *c, const char *path)
     struct serve_cli cli = {0};
     struct options_from from = {0};
     const struct options_ear ear = {on_wrong, c};
-    c->rows = serve_cli_rows(&c->n);
-    (void)options_parse_file("serve", c->rows, c->n, path, &ear, &cli, &from);
+    const struct option_table *t = &command_serve.table;
+    (void)options_parse_file(t, path, &ear, &cli, &from);
+    c->options = t;
     c->from = &from;
     cli.o.config = strdup(path); /* freed with the options */
     serve_cli_rules(&cli, c);
     serve_cli_effects(&cli, c);
     serve_cli_check(&cli, c);
-    options_free(c->rows, c->n, &cli, &from);
+    options_free(t, &cli, &from);
     c->from = NULL;
 }
 
@@ -159,21 +161,21 @@ struct given {
 };
 
 /* Returns: 0, or 2: there is nothing to check. */
-static int check_one(struct serve_checker *c, const char *path, int kind, struct given *given)
+static int check_one(struct serve_checker *c, const char *path, enum kind kind, struct given *given)
 {
     static const enum serve_file files[] = {
         [KIND_MODELS] = SERVE_FILE_MODELS, [KIND_KEYS] = SERVE_FILE_KEYS, [KIND_POLICY] = SERVE_FILE_POLICY};
     bool regular;
     enum kind found;
     if (openable(path, &regular)) return 2;
-    if (kind < 0 && !regular) {
+    if (!kind && !regular) {
         kvr_log_error("kvroute check: %s: it is no regular file and can be read once only; say what it is with --kind; allowed: " KINDS,
                       path);
         return 2;
     }
-    int rc = kind < 0 ? find_kind(c, path, &found) : 0;
+    int rc = kind ? 0 : find_kind(c, path, &found);
     if (rc) return rc == 2 ? 2 : 0;
-    if (kind >= 0) found = (enum kind)kind;
+    if (kind) found = kind;
     given->path[found] = path;
     given->n[found]++;
     if (found == KIND_CONFIG) check_config(c, path);
@@ -181,35 +183,42 @@ static int check_one(struct serve_checker *c, const char *path, int kind, struct
     return 0;
 }
 
-int cmd_check(int argc, char **argv)
+static const struct option_row rows[] = {
+    {"kind", OPT_ENUM, offsetof(struct check_cli, kind), "auto", 0, 0, "auto|" KINDS,
+     "what the files are, when their keys do not tell: config (--config of serve), models (--models-file), keys (--api-key-file) or policy "
+     "(--router-policy-config)",
+     NULL, NULL},
+    LOG_ROWS(offsetof(struct check_cli, log)),
+};
+
+static int check_files(char **files, size_t n, enum kind kind)
 {
-    static const struct option rows[] = {{"kind", required_argument, NULL, 'k'},
-                                         {"log-format", required_argument, NULL, 'L'},
-                                         {"log-level", required_argument, NULL, 'L'},
-                                         {"help", no_argument, NULL, 'h'},
-                                         {NULL, 0, NULL, 0}};
     struct serve_checker c = {.command = "check", .plain = true};
     struct given given = {0};
-    int o, at = 0, kind = -1;
-    while ((o = getopt_long(argc, argv, "h", rows, &at)) != -1) {
-        if (o == 'h') return fputs(help_check, stdout) < 0;
-        if (o == 'L') {
-            if (log_from_flag("check", rows[at].name, optarg)) return 2;
-        } else if (o != 'k') {
-            return 2;
-        } else if (!options_enum(optarg, KINDS, &kind)) {
-            kvr_log_error("kvroute check: --kind: bad value '%s'; allowed: " KINDS, optarg);
-            return 2;
-        }
-    }
-    if (optind == argc) {
-        kvr_log_error("kvroute check: no FILE is given; see kvroute check --help");
-        return 2;
-    }
-    for (int i = optind; i < argc; i++) {
-        c.unread += check_one(&c, argv[i], kind, &given) != 0;
+    for (size_t i = 0; i < n; i++) {
+        c.unread += check_one(&c, files[i], kind, &given) != 0;
         file_lines_print(&c.findings);
     }
     if (given.n[KIND_KEYS] == 1 && given.n[KIND_POLICY] == 1) serve_cli_check_classes(given.path[KIND_KEYS], given.path[KIND_POLICY], &c);
     return serve_checker_end(&c);
 }
+
+static int run(int argc, char **argv)
+{
+    const struct option_table *t = &command_check.table;
+    struct check_cli cli = {0};
+    struct options_from from;
+    int rc = options_parse(t, argc, argv, &cli, &from);
+    if (rc == 0 && !from.operands_n) {
+        kvr_log_error("kvroute check: no FILE is given; see kvroute check --help");
+        rc = 2;
+    }
+    if (rc == 0) rc = check_files(from.operands, from.operands_n, (enum kind)cli.kind);
+    else if (rc == 1) rc = 0;
+    options_free(t, &cli, &from);
+    return rc;
+}
+
+const struct command command_check = {.table = {"check", "check the files that serve reads, without starting anything", help_check, rows,
+                                                KVR_ARRAY_LEN(rows), "FILE...", true},
+                                      .run = run};

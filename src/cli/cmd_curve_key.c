@@ -1,22 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <stdio.h>
-#include <string.h>
-
 #include "app/curve/curve.h"
-#include "base/log.h"
+#include "base/base.h"
 #include "cli/commands.h"
 #include "cli/help.h"
+#include "cli/log_options.h"
 
-int cmd_curve_key(int argc, char **argv)
+static const struct option_row rows[] = {LOG_ROWS(0)};
+
+static int run(int argc, char **argv)
 {
-    if (argc == 2 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"))) {
-        fputs(help_curve_key, stdout);
-        return 0;
+    struct kvr_log_options log = {0};
+    struct options_from from;
+    int rc = options_parse(&command_curve_key.table, argc, argv, &log, &from);
+    if (rc == 0 && from.operands_n != 1) {
+        kvr_log_error("kvroute curve-key: one argument is needed: the file to write; see kvroute curve-key --help");
+        rc = 2;
     }
-    if (argc != 2 || argv[1][0] == '-') {
-        kvr_log_error("kvroute curve-key: one argument is needed: the file to write");
-        fprintf(stderr, "\n%s", help_curve_key);
-        return 2;
-    }
-    return curve_key_main(argv[1]);
+    if (rc == 0) rc = curve_key_main(from.operands[0]);
+    else if (rc == 1) rc = 0;
+    options_free(&command_curve_key.table, &log, &from);
+    return rc;
 }
+
+const struct command command_curve_key = {
+    .table = {"curve-key", "make a key pair that guards ZMQ connections", help_curve_key, rows, KVR_ARRAY_LEN(rows), "FILE", true},
+    .run = run};

@@ -1,64 +1,62 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <getopt.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "app/doctor/doctor.h"
+#include "base/base.h"
+#include "base/log.h"
 #include "cli/commands.h"
 #include "cli/help.h"
-#include "cli/log_options.h"
 
-int cmd_doctor(int argc, char **argv)
+struct doctor_cli {
+    struct doctor_options o;
+    struct option_list tokenizer_dirs;
+    struct kvr_log_options log;
+};
+
+#define OPTIONS     struct doctor_cli
+#define FIELD(name) o.name
+#include "cli/log_options.h"
+#include "cli/option_rows.h"
+
+static const struct option_row rows[] = {
+    BOO("json", json, "false", "one JSON object instead of lines"),
+    BOO("quiet", quiet, "false", "leave out what is ok"),
+    BOO("probe", probe, "true", "send a few short prompts of random words to the engines; without: only look"),
+    STR("api-key", key, NULL, "KEY", "bearer token for the URLs that are given"),
+    STR("api-key-file", key_file, NULL, "FILE", "the same from a file, its first key"),
+    STR("tls-ca", tls_ca, NULL, "FILE", "certificates (PEM) that sign those of https targets; default: the system's"),
+    STR("engine-api-key", engine_key, NULL, "KEY", "bearer token for engines that a router lists"),
+    {"tokenizer-dir", OPT_LIST, offsetof(struct doctor_cli, tokenizer_dirs), NULL, 0, 0, "[MODEL=]DIR",
+     "the folder of a model, or of all: are its token ids the engines'? Repeatable; without it the `root` that an engine tells, where that "
+     "is on this machine and the library is there",
+     NULL, NULL},
+    STR("tokenizer-lib", tokenizer_lib, NULL, "FILE",
+        "libkvr_tokenizer.so; default: beside the program, in ../lib/kvroute, where it was installed"),
+    STR("tokenizer-profile", tokenizer_profile, NULL, "JSON",
+        "what the engines do with a chat before its template; default: all profiles are tried"),
+    DBL("timeout", timeout, "30", 0.001, 3600, "seconds for one HTTP answer"),
+    LOG_ROWS(offsetof(struct doctor_cli, log)),
+};
+
+static int run(int argc, char **argv)
 {
-    static const struct option rows[] = {{"json", no_argument, NULL, 'j'},
-                                         {"quiet", no_argument, NULL, 'q'},
-                                         {"no-probe", no_argument, NULL, 'n'},
-                                         {"api-key", required_argument, NULL, 'k'},
-                                         {"api-key-file", required_argument, NULL, 'f'},
-                                         {"tls-ca", required_argument, NULL, 'a'},
-                                         {"engine-api-key", required_argument, NULL, 'e'},
-                                         {"timeout", required_argument, NULL, 't'},
-                                         {"tokenizer-dir", required_argument, NULL, 'd'},
-                                         {"tokenizer-lib", required_argument, NULL, 'l'},
-                                         {"tokenizer-profile", required_argument, NULL, 'p'},
-                                         {"log-format", required_argument, NULL, 'L'},
-                                         {"log-level", required_argument, NULL, 'L'},
-                                         {"help", no_argument, NULL, 'h'},
-                                         {NULL, 0, NULL, 0}};
-    char *dirs[DOCTOR_DIRS_MAX];
-    struct doctor_options o = {.timeout = 30, .tokenizer_dirs = dirs};
-    char *end = NULL;
-    int c, at = 0;
-    while ((c = getopt_long(argc, argv, "h", rows, &at)) != -1) {
-        if (c == 'j') o.json = true;
-        else if (c == 'q') o.quiet = true;
-        else if (c == 'n') o.no_probe = true;
-        else if (c == 'k') o.key = optarg;
-        else if (c == 'f') o.key_file = optarg;
-        else if (c == 'a') o.tls_ca = optarg;
-        else if (c == 'e') o.engine_key = optarg;
-        else if (c == 'l') o.tokenizer_lib = optarg;
-        else if (c == 'p') o.tokenizer_profile = optarg;
-        else if (c == 'd' && o.tokenizer_dirs_n < DOCTOR_DIRS_MAX) dirs[o.tokenizer_dirs_n++] = optarg;
-        else if (c == 'd') {
-            kvr_log_error("kvroute doctor: --tokenizer-dir: allowed: at most %d", DOCTOR_DIRS_MAX);
-            return 2;
-        } else if (c == 't') o.timeout = strtod(optarg, &end);
-        else if (c == 'L') {
-            if (log_from_flag("doctor", rows[at].name, optarg)) return 2;
-        } else if (c == 'h') return fputs(help_doctor, stdout) < 0;
-        else return 2;
-    }
-    if (end && (*end || o.timeout <= 0 || o.timeout > 3600)) {
-        kvr_log_error("kvroute doctor: bad value for '--timeout'; allowed: seconds, more than 0 and at most 3600");
-        return 2;
-    }
-    if (optind == argc) {
+    const struct option_table *t = &command_doctor.table;
+    struct doctor_cli cli = {0};
+    struct options_from from;
+    int rc = options_parse(t, argc, argv, &cli, &from);
+    if (rc == 0 && !from.operands_n) {
         kvr_log_error("kvroute doctor: no URL is given; see kvroute doctor --help");
-        return 2;
+        rc = 2;
     }
-    o.targets = argv + optind;
-    o.targets_n = (size_t)(argc - optind);
-    return doctor_main(&o);
+    if (rc == 0) {
+        cli.o.targets = from.operands;
+        cli.o.targets_n = from.operands_n;
+        cli.o.tokenizer_dirs = cli.tokenizer_dirs.items;
+        cli.o.tokenizer_dirs_n = cli.tokenizer_dirs.n;
+        rc = doctor_main(&cli.o);
+    } else if (rc == 1) rc = 0;
+    options_free(t, &cli, &from);
+    return rc;
 }
+
+const struct command command_doctor = {.table = {"doctor", "find out why cache-aware routing misses, in a live deployment", help_doctor,
+                                                 rows, KVR_ARRAY_LEN(rows), "URL[,key=value...]...", true},
+                                       .run = run};

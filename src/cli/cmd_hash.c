@@ -2,6 +2,7 @@
 #include <stddef.h>
 
 #include "app/hash/hash.h"
+#include "base/base.h"
 #include "cli/commands.h"
 #include "cli/help.h"
 #include "cli/log_options.h"
@@ -27,12 +28,15 @@ static const struct option_row rows[] = {
     LOG_ROWS(AT(log)),
 };
 
-int cmd_hash(int argc, char **argv)
+static int run(int argc, char **argv)
 {
     struct hash_options o = {0};
-    int rc = options_parse(help_hash, rows, sizeof rows / sizeof *rows, argc, argv, &o, NULL);
+    int rc = options_parse(&command_hash.table, argc, argv, &o, NULL);
     if (rc == 0) rc = hash_main(&o);
     else if (rc == 1) rc = 0;
-    options_free(rows, sizeof rows / sizeof *rows, &o, NULL);
+    options_free(&command_hash.table, &o, NULL);
     return rc;
 }
+
+const struct command command_hash = {.table = {"hash", "print the hashes of tokens", help_hash, rows, KVR_ARRAY_LEN(rows), NULL, false},
+                                     .run = run};

@@ -6,6 +6,7 @@
 #include <strings.h>
 
 #include "app/indexer/indexer.h"
+#include "base/base.h"
 #include "cli/commands.h"
 #include "cli/help.h"
 #include "cli/log_options.h"
@@ -21,62 +22,78 @@ struct indexer_cli {
 #define AT(field) offsetof(struct indexer_cli, o.field)
 
 static const struct option_row rows[] = {
+    GROUP("start", "Start and end"),
     {"config", OPT_STRING, AT(config), NULL, 0, 0, "FILE", "YAML file of these options", NULL, NULL},
-    {"bind", OPT_STRING, AT(bind), "127.0.0.1", 0, 0, "ADDRESS", "address to listen on; 0.0.0.0 for every one", NULL, NULL},
-    {"port", OPT_U64, AT(port), "8090", 0, 65535, NULL, "HTTP port; 0: a free one, which the first line tells", NULL, NULL},
-    {"threads", OPT_U64, AT(threads), "4", 1, 64, NULL, "event loops that answer HTTP", NULL, NULL},
-    {"block-size", OPT_U64, AT(block_size), "0", 0, 65536, NULL, "tokens per KV block of the workers given by --workers", NULL, NULL},
-    {"workers", OPT_PAIRS, AT(workers), NULL, 0, 0, "LIST", "comma list of instance_id[:dp_rank]=zmq_endpoint to follow from the start",
+    {"data-dir", OPT_STRING, AT(data_dir), NULL, 0, 0, "DIR", "keep registrations and content here, and go on from them after a restart",
      NULL, NULL},
-    {"model-name", OPT_STRING, AT(model), "default", 0, 0, "NAME", "model of those workers", NULL, NULL},
-    {"routing-group", OPT_STRING, AT(group), "default", 0, 0, "NAME", "routing group of those workers", NULL, NULL},
-    {"tenant-id", OPT_STRING, AT(tenant), NULL, 0, 0, "NAME", "accepted for older command lines and ignored; see --routing-group", NULL,
+    MORE,
+    {"snapshot-interval", OPT_DOUBLE, AT(snapshot_interval), "30", 0.05, 86400, NULL, "seconds between snapshots of the content", NULL,
      NULL},
-    {"peers", OPT_WORDS, AT(peers), NULL, 0, 0, "LIST", "comma list of other indexers' URLs, asked when engines cannot tell", NULL, NULL},
     {"min-initial-workers", OPT_U64, AT(min_workers), "0", 0, 1e6, NULL, "/ready waits for that many registered workers", NULL, NULL},
     {"restore-timeout", OPT_DOUBLE, AT(restore_timeout), "10", 0.05, 86400, NULL,
      "seconds a replay may be silent before a view is declared untrusted", NULL, NULL},
-    {"data-dir", OPT_STRING, AT(data_dir), NULL, 0, 0, "DIR", "keep registrations and content here, and go on from them after a restart",
+    {"lame-duck-time", OPT_DOUBLE, AT(lame_duck_time), "5", 0, 86400, NULL,
+     "seconds after SIGTERM in which /ready says 503 and requests are served as before, so that balancers turn elsewhere", NULL, NULL},
+    {"drain-timeout", OPT_DOUBLE, AT(drain_timeout), "180", 0, 864000, NULL,
+     "seconds for what is open after that; the port is free meanwhile", NULL, NULL},
+    GROUP("ports", "Port"),
+    {"host", OPT_STRING, AT(bind), "127.0.0.1", 0, 0, "ADDRESS", "address to listen on; 0.0.0.0 for every one", NULL, NULL},
+    ALIAS("bind", "host"),
+    {"port", OPT_U64, AT(port), "8090", 0, 65535, NULL, "HTTP port; 0: a free one, which the first line tells", NULL, NULL},
+    {"threads", OPT_U64, AT(threads), "4", 1, 64, NULL, "event loops that answer HTTP", NULL, NULL},
+    GROUP("workers", "Workers"),
+    {"workers", OPT_PAIRS, AT(workers), NULL, 0, 0, "LIST", "comma list of instance_id[:dp_rank]=zmq_endpoint to follow from the start",
      NULL, NULL},
-    {"snapshot-interval", OPT_DOUBLE, AT(snapshot_interval), "30", 0.05, 86400, NULL, "seconds between snapshots of the content", NULL,
+    {"block-size", OPT_U64, AT(block_size), "0", 0, 65536, NULL, "tokens per KV block of the workers given by --workers", NULL, NULL},
+    {"peers", OPT_WORDS, AT(peers), NULL, 0, 0, "LIST", "comma list of other indexers' URLs, asked when engines cannot tell", NULL, NULL},
+    MORE,
+    {"model", OPT_STRING, AT(model), "default", 0, 0, "NAME", "model of those workers", NULL, NULL},
+    ALIAS("model-name", "model"),
+    {"routing-group", OPT_STRING, AT(group), "default", 0, 0, "NAME", "routing group of those workers", NULL, NULL},
+    {"tenant-id", OPT_STRING, AT(tenant), NULL, 0, 0, "NAME", "accepted for older command lines and ignored; see --routing-group", NULL,
      NULL},
-    {"max-bytes", OPT_SIZE, AT(max_bytes), "0", 0, 0, NULL,
-     "cap on the memory of the indexes, in equal parts per partition, kept by giving up what is least recently used; 0 = none", NULL, NULL},
-    {"api-key-file", OPT_STRING, AT(api_key_file), NULL, 0, 0, "FILE",
-     "one key a line; every route but /health and /ready then needs Authorization: Bearer KEY", NULL, NULL},
-    {"peer-key-file", OPT_STRING, AT(peer_key_file), NULL, 0, 0, "FILE",
-     "its first key is sent to the indexers of --peers, never to those registered over HTTP; default: the --api-key-file", NULL, NULL},
-    {"allowed-hosts", OPT_WORDS, AT(allowed_hosts), NULL, 0, 0, "NAME[,NAME...]",
-     "further names in Host and Origin of requests, beside addresses, loopback and this machine's name; .DOMAIN: all under it; *: every "
-     "Host",
-     NULL, NULL},
-    {"tls-cert", OPT_STRING, AT(tls_cert), NULL, 0, 0, "FILE", "serve HTTPS with this certificate chain (PEM); needs --tls-key", NULL,
-     NULL},
-    {"tls-key", OPT_STRING, AT(tls_key), NULL, 0, 0, "FILE", "its private key (PEM)", NULL, NULL},
-    {"tls-client-ca", OPT_STRING, AT(tls_client_ca), NULL, 0, 0, "FILE",
-     "clients must have a certificate that one of these (PEM) has signed", NULL, NULL},
-    {"tls-ca", OPT_STRING, AT(tls_ca), NULL, 0, 0, "FILE",
-     "certificates (PEM) that sign those of https peers and recover endpoints; default: the system's", NULL, NULL},
-    {"access-log", OPT_STRING, AT(access_log), NULL, 0, 0, "FILE", "one JSON object per request; POST /reopen_logs after a rotation", NULL,
-     NULL},
-    {"trace-id-header", OPT_STRING, AT(trace_header), "x-trace-id", 0, 0, "NAME", "request header that becomes the log's trace_id", NULL,
-     NULL},
-    {"access-log-local-time", OPT_BOOL, AT(local_time), "false", 0, 0, NULL, "local time in the access log instead of UTC", NULL, NULL},
     {"tenant-as-group", OPT_BOOL, AT(tenant_as_group), "false", 0, 0, NULL,
      "tenant_id partitions as routing_group does, for older clients; else it is ignored", NULL, NULL},
     {"tree-sizes", OPT_BOOL, AT(tree_sizes), "false", 0, 0, NULL, "add tree_sizes to the answers of queries, for older clients", NULL,
      NULL},
     {"test-endpoints", OPT_BOOL, AT(test_endpoints), "false", 0, 0, NULL, "serve /test/pause_listener and /test/resume_listener", NULL,
      NULL},
+    GROUP("keys", "Who may ask"),
+    {"api-key-file", OPT_STRING, AT(api_key_file), NULL, 0, 0, "FILE",
+     "one key a line; every route but /health and /ready then needs Authorization: Bearer KEY", NULL, NULL},
+    MORE,
+    {"peer-key-file", OPT_STRING, AT(peer_key_file), NULL, 0, 0, "FILE",
+     "its first key is sent to the indexers of --peers, never to those registered over HTTP; default: the --api-key-file", NULL, NULL},
+    {"allowed-hosts", OPT_WORDS, AT(allowed_hosts), NULL, 0, 0, "NAME[,NAME...]",
+     "further names in Host and Origin of requests, beside addresses, loopback and this machine's name; .DOMAIN: all under it; *: every "
+     "Host",
+     NULL, NULL},
+    GROUP("tls", "TLS"),
+    {"tls-cert", OPT_STRING, AT(tls_cert), NULL, 0, 0, "FILE", "serve HTTPS with this certificate chain (PEM); needs --tls-key", NULL,
+     NULL},
+    {"tls-key", OPT_STRING, AT(tls_key), NULL, 0, 0, "FILE", "its private key (PEM)", NULL, NULL},
+    MORE,
+    {"tls-client-ca", OPT_STRING, AT(tls_client_ca), NULL, 0, 0, "FILE",
+     "clients must have a certificate that one of these (PEM) has signed", NULL, NULL},
+    {"tls-ca", OPT_STRING, AT(tls_ca), NULL, 0, 0, "FILE",
+     "certificates (PEM) that sign those of https peers and recover endpoints; default: the system's", NULL, NULL},
+    GROUP("limits", "Limits"),
+    ALIAS("max-bytes", "index-max-bytes"),
+    {"index-max-bytes", OPT_SIZE, AT(max_bytes), "0", 0, 0, NULL,
+     "cap on the memory of the indexes, in equal parts per partition, kept by giving up what is least recently used; 0 = none", NULL, NULL},
+    MORE,
     {"indexer-shards", OPT_U64, AT(indexer_shards), "1", 1, 64, NULL,
      "parts of an index that are written without waiting for each other; a rank is assigned to the emptiest at first sight", NULL, NULL},
-    {"advertise-host", OPT_STRING, AT(advertise_host), NULL, 0, 0, "HOST",
-     "with an event plane of NATS: the name others reach this machine by; default: its own", NULL, NULL},
-    PLANE_ROWS(AT(plane)),
-    {"router-snapshot-threshold", OPT_U64, AT(plane.snapshot_threshold), "1000000", 1, 1e18, NULL,
-     "jetstream: new messages in the stream that make a snapshot due", NULL, "DYN_ROUTER_SNAPSHOT_THRESHOLD"},
-    {"router-reset-states", OPT_BOOL, AT(plane.reset_states), "false", 0, 0, NULL,
-     "jetstream: throw the stream and all snapshots away at the start", NULL, "DYN_ROUTER_RESET_STATES"},
+    {"max-body-size", OPT_SIZE, AT(max_body_size), "8MiB", 0, 0, NULL, "largest body of a query; other bodies: 2 MiB", NULL, NULL},
+    {"max-bodies-bytes", OPT_SIZE, AT(max_bodies_bytes), "1GiB", 0, 0, NULL,
+     "memory for all request bodies together, unfinished ones too; beyond: 503; 0 = no limit", NULL, NULL},
+    {"max-prompt-tokens", OPT_U64, AT(max_prompt_tokens), "2097152", 1, 1e9, NULL,
+     "most tokens or block hashes of a query; more are refused with 413", NULL, NULL},
+    {"max-connections", OPT_U64, AT(max_connections), "16384", 1, 1e6, NULL, "client connections per thread", NULL, NULL},
+    {"client-write-timeout", OPT_DOUBLE, AT(client_write_timeout), "30", 0, 864000, NULL,
+     "seconds a client may take nothing of what is queued for it before it is cut off; 0 = off", NULL, NULL},
+    GROUP("events", "Recordings of KV events"),
+    MORE,
     {"record-events", OPT_STRING, AT(record_events), NULL, 0, 0, "FILE", "write every KV event to this file (JSON Lines)", NULL, NULL},
     {"record-max-lines", OPT_U64, AT(record_max_lines), "0", 0, 1e18, NULL, "events of one file, then FILE.1, FILE.2, ...; 0 = all in one",
      NULL, NULL},
@@ -86,20 +103,22 @@ static const struct option_row rows[] = {
      NULL, NULL},
     {"accept-events", OPT_BOOL, AT(accept_events), "false", 0, 0, NULL,
      "serve POST /events, which applies events of a recording (kvroute replay-events)", NULL, NULL},
-    {"max-body-size", OPT_SIZE, AT(max_body_size), "8MiB", 0, 0, NULL, "largest body of a query; other bodies: 2 MiB", NULL, NULL},
-    {"max-bodies-bytes", OPT_SIZE, AT(max_bodies_bytes), "1GiB", 0, 0, NULL,
-     "memory for all request bodies together, unfinished ones too; beyond: 503; 0 = no limit", NULL, NULL},
-    {"client-write-timeout", OPT_DOUBLE, AT(client_write_timeout), "30", 0, 864000, NULL,
-     "seconds a client may take nothing of what is queued for it before it is cut off; 0 = off", NULL, NULL},
-    {"lame-duck-time", OPT_DOUBLE, AT(lame_duck_time), "5", 0, 86400, NULL,
-     "seconds after SIGTERM in which /ready says 503 and requests are served as before, so that balancers turn elsewhere", NULL, NULL},
-    {"drain-timeout", OPT_DOUBLE, AT(drain_timeout), "180", 0, 864000, NULL,
-     "seconds for what is open after that; the port is free meanwhile", NULL, NULL},
-    {"max-prompt-tokens", OPT_U64, AT(max_prompt_tokens), "2097152", 1, 1e9, NULL,
-     "most tokens or block hashes of a query; more are refused with 413", NULL, NULL},
-    {"max-connections", OPT_U64, AT(max_connections), "16384", 1, 1e6, NULL, "client connections per thread", NULL, NULL},
+    PLANE_ROWS(AT(plane)),
+    {"router-snapshot-threshold", OPT_U64, AT(plane.snapshot_threshold), "1000000", 1, 1e18, NULL,
+     "jetstream: new messages in the stream that make a snapshot due", NULL, "DYN_ROUTER_SNAPSHOT_THRESHOLD"},
+    {"router-reset-states", OPT_BOOL, AT(plane.reset_states), "false", 0, 0, NULL,
+     "jetstream: throw the stream and all snapshots away at the start", NULL, "DYN_ROUTER_RESET_STATES"},
+    {"advertise-host", OPT_STRING, AT(advertise_host), NULL, 0, 0, "HOST",
+     "with an event plane of NATS: the name others reach this machine by; default: its own", NULL, NULL},
     TOKENIZER_ROWS(offsetof(struct indexer_cli, tokenizer_dirs), AT(tokenizer_lib), AT(tokenizer_profile), AT(tokenizer_cache),
                    "POST /query then takes `text` or `messages` in place of `token_ids`"),
+    GROUP("log", "Log"),
+    {"access-log", OPT_STRING, AT(access_log), NULL, 0, 0, "FILE", "one JSON object per request; POST /reopen_logs after a rotation", NULL,
+     NULL},
+    MORE,
+    {"access-log-local-time", OPT_BOOL, AT(local_time), "false", 0, 0, NULL, "local time in the access log instead of UTC", NULL, NULL},
+    {"trace-id-header", OPT_STRING, AT(trace_header), "x-trace-id", 0, 0, "NAME", "request header that becomes the log's trace_id", NULL,
+     NULL},
     LOG_ROWS(AT(log)),
 };
 
@@ -134,18 +153,23 @@ static int cross_checks(const struct indexer_options *o)
     return 0;
 }
 
-int cmd_indexer(int argc, char **argv)
+static int run(int argc, char **argv)
 {
     struct indexer_cli cli = {0};
-    int rc = options_parse(help_indexer, rows, sizeof rows / sizeof *rows, argc, argv, &cli, NULL);
+    int rc = options_parse(&command_indexer.table, argc, argv, &cli, NULL);
     bool helped = rc == 1;
     if (rc == 0) rc = cross_checks(&cli.o);
     if (rc == 0) {
         read_original_environment(&cli.o);
         cli.o.tokenizer_dirs = cli.tokenizer_dirs.items;
         cli.o.tokenizer_dirs_n = cli.tokenizer_dirs.n;
+        kvr_log_set_spoken(false);
         rc = indexer_main(&cli.o);
     }
-    options_free(rows, sizeof rows / sizeof *rows, &cli, NULL);
+    options_free(&command_indexer.table, &cli, NULL);
     return helped ? 0 : rc;
 }
+
+const struct command command_indexer = {.table = {"indexer", "who holds which KV blocks: events in, overlap queries over HTTP",
+                                                  help_indexer, rows, KVR_ARRAY_LEN(rows), NULL, false},
+                                        .run = run};

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 #include "app/publish/publish.h"
+#include "base/base.h"
 #include "cli/commands.h"
 #include "cli/help.h"
 
@@ -10,52 +11,69 @@
 #include "cli/plane_rows.h"
 
 static const struct option_row rows[] = {
+    GROUP("start", "Start and end"),
     STR("config", config, NULL, "FILE", "YAML file of these options"),
-    STR("host", host, "127.0.0.1", "ADDRESS", "address of the HTTP port; 0.0.0.0 for every one, when routers on other machines ask it"),
-    STR("allowed-hosts", allowed_hosts, NULL, "NAME[,NAME...]",
-        "further names in Host and Origin of requests, beside addresses, loopback, this machine's name and --advertise-host; .DOMAIN: all "
-        "under it; *: every Host"),
-    NUM("port", port, "5559", 0, 65535, "HTTP port: recovery, status, metrics; 0: a free one, which the first line tells"),
-    STR("engine-url", engine_url, NULL, "URL",
-        "the engine's HTTP address: what is not given here, of model, ranks and block size, is asked there; default: that of --announce"),
-    STR("events", events, "tcp://127.0.0.1:5557", "ENDPOINT", "the engine's KV event stream; rank r is at port + r - dp-start"),
-    STR("replay", replay, NULL, "ENDPOINT", "the engine's replay socket; without it the stream must be seen from its first batch"),
-    STR("publish", publish, "tcp://127.0.0.1:5560", "ENDPOINT",
-        "event plane zmq: where to publish, tcp://*:PORT for every address; rank r at port + r - dp-start"),
-    ENU("publish-format", publish_format, "engine", "engine|envelope", "event plane zmq: as engines do, or router events in envelopes"),
-    STR("announce", announce, NULL, "URL", "tell routers with --discovery nats of this engine, whose HTTP address this is"),
-    STR("advertise-host", advertise_host, NULL, "HOST", "the name routers reach this machine by; default: its own"),
-    NUM("total-kv-blocks", total_kv_blocks, "0", 0, 1e15, "told with it: blocks of a rank's cache; 0 = not known"),
-    NUM("max-num-batched-tokens", max_num_batched_tokens, "0", 0, 1e15, "told with it: tokens of a pass; 0 = not known"),
-    ENU("engine", engine, "vllm", "vllm|sglang", "told with it: whose engine it is, for the place where it reads a request's rank"),
-    PLANE_ROWS(AT(plane)),
-    NUM("worker-id", worker_id, "0", 0, 1.8e19, "worker id told in answers"),
-    STR("model", model, NULL, "NAME", "model name told in /dump and /status; default: the first that the engine serves"),
-    NUM("block-size", block_size, "0", 0, 65536, "the engine's tokens per KV block; 0 = as its events say"),
-    NUM("dp-start", dp_start, "0", 0, 1048576, "first data-parallel rank"),
-    NUM("dp-size", dp_size, "0", 0, 64, "data-parallel ranks; 0 = those that the engine names, one where it is not asked"),
-    NUM("buffer-events", buffer_events, "1024", 1, 1e8, "events kept for consumers that lack some"),
-    SIZ("buffer-bytes", buffer_bytes, "16MiB", "most bytes of these"),
-    SIZ("index-max-bytes", index_max_bytes, "0", "most bytes of a rank's local index; past it dumps are refused; 0 = no limit"),
-    STR("engine-metrics", engine_metrics, NULL, "URL",
-        "the engine's /metrics (vLLM, SGLang): its load is told on an event plane of NATS, at /load and at /metrics"),
-    DBL("engine-metrics-interval", engine_metrics_interval, "1", 0.05, 3600, "seconds between two looks at it"),
-    DBL("engine-metrics-max-age", engine_metrics_max_age, "10", 0.1, 86400, "a load older than this is stale: it is not told any more"),
-    DBL("client-write-timeout", client_write_timeout, "30", 0, 864000,
-        "seconds a client may take nothing of what is queued for it before it is cut off; 0 = off"),
+    MORE,
     DBL("lame-duck-time", lame_duck_time, "5", 0, 86400,
         "seconds after SIGTERM in which /ready says 503 and all goes on as before, so that who asks turns elsewhere"),
     DBL("drain-timeout", drain_timeout, "180", 0, 864000, "seconds for what is open after that; the HTTP port is free meanwhile"),
     DBL("restore-timeout", restore_timeout, "10", 0.1, 3600, "seconds a replay may be silent"),
+    GROUP("engine", "The engine"),
+    STR("engine-url", engine_url, NULL, "URL",
+        "the engine's HTTP address: what is not given here, of model, ranks and block size, is asked there; default: that of --announce"),
+    STR("events", events, "tcp://127.0.0.1:5557", "ENDPOINT", "the engine's KV event stream; rank r is at port + r - dp-start"),
+    STR("replay", replay, NULL, "ENDPOINT", "the engine's replay socket; without it the stream must be seen from its first batch"),
+    NUM("block-size", block_size, "0", 0, 65536, "the engine's tokens per KV block; 0 = as its events say"),
+    NUM("dp-size", dp_size, "0", 0, 64, "data-parallel ranks; 0 = those that the engine names, one where it is not asked"),
+    MORE,
+    NUM("dp-start", dp_start, "0", 0, 1048576, "first data-parallel rank"),
+    STR("model", model, NULL, "NAME", "model name told in /dump and /status; default: the first that the engine serves"),
+    NUM("worker-id", worker_id, "0", 0, 1.8e19, "worker id told in answers"),
+    STR("engine-metrics", engine_metrics, NULL, "URL",
+        "the engine's /metrics (vLLM, SGLang): its load is told on an event plane of NATS, at /load and at /metrics"),
+    DBL("engine-metrics-interval", engine_metrics_interval, "1", 0.05, 3600, "seconds between two looks at it"),
+    ALIAS("engine-metrics-max-age", "engine-load-max-age"),
+    DBL("engine-load-max-age", engine_metrics_max_age, "10", 0.1, 86400, "a load older than this is stale: it is not told any more"),
+    GROUP("ports", "Ports"),
+    STR("host", host, "127.0.0.1", "ADDRESS", "address of the HTTP port; 0.0.0.0 for every one, when routers on other machines ask it"),
+    NUM("port", port, "5559", 0, 65535, "HTTP port: recovery, status, metrics; 0: a free one, which the first line tells"),
+    MORE,
+    STR("allowed-hosts", allowed_hosts, NULL, "NAME[,NAME...]",
+        "further names in Host and Origin of requests, beside addresses, loopback, this machine's name and --advertise-host; .DOMAIN: all "
+        "under it; *: every Host"),
+    DBL("client-write-timeout", client_write_timeout, "30", 0, 864000,
+        "seconds a client may take nothing of what is queued for it before it is cut off; 0 = off"),
+    GROUP("publish", "What is published"),
+    STR("publish", publish, "tcp://127.0.0.1:5560", "ENDPOINT",
+        "event plane zmq: where to publish, tcp://*:PORT for every address; rank r at port + r - dp-start"),
+    STR("announce", announce, NULL, "URL", "tell routers with --discovery nats of this engine, whose HTTP address this is"),
+    MORE,
+    ENU("publish-format", publish_format, "engine", "engine|envelope", "event plane zmq: as engines do, or router events in envelopes"),
+    ENU("engine", engine, "vllm", "vllm|sglang", "told with it: whose engine it is, for the place where it reads a request's rank"),
+    NUM("total-kv-blocks", total_kv_blocks, "0", 0, 1e15, "told with it: blocks of a rank's cache; 0 = not known"),
+    NUM("max-num-batched-tokens", max_num_batched_tokens, "0", 0, 1e15, "told with it: tokens of a pass; 0 = not known"),
+    STR("advertise-host", advertise_host, NULL, "HOST", "the name routers reach this machine by; default: its own"),
+    GROUP("limits", "Limits"),
+    MORE,
+    NUM("buffer-events", buffer_events, "1024", 1, 1e8, "events kept for consumers that lack some"),
+    SIZ("buffer-bytes", buffer_bytes, "16MiB", "most bytes of these"),
+    SIZ("index-max-bytes", index_max_bytes, "0", "most bytes of a rank's local index; past it dumps are refused; 0 = no limit"),
+    PLANE_ROWS(AT(plane)),
     LOG_ROWS(AT(log)),
 };
 
-int cmd_publish(int argc, char **argv)
+static int run(int argc, char **argv)
 {
     struct publish_options o = {0};
-    int rc = options_parse(help_publish, rows, sizeof rows / sizeof *rows, argc, argv, &o, NULL);
-    if (rc == 0) rc = publish_main(&o);
-    else if (rc == 1) rc = 0;
-    options_free(rows, sizeof rows / sizeof *rows, &o, NULL);
+    int rc = options_parse(&command_publish.table, argc, argv, &o, NULL);
+    if (rc == 0) {
+        kvr_log_set_spoken(false);
+        rc = publish_main(&o);
+    } else if (rc == 1) rc = 0;
+    options_free(&command_publish.table, &o, NULL);
     return rc;
 }
+
+const struct command command_publish = {.table = {"publish", "beside one engine: local index, recovery, events published again",
+                                                  help_publish, rows, KVR_ARRAY_LEN(rows), NULL, false},
+                                        .run = run};

@@ -3,6 +3,7 @@
 #include <stddef.h>
 
 #include "app/serve/serve.h"
+#include "base/base.h"
 #include "cli/commands.h"
 #include "cli/help.h"
 #include "cli/log_options.h"
@@ -47,67 +48,71 @@
     {                                                                                                                                      \
         name, OPT_ENUM, AT(field), initial, 0, 0, values, help, NULL, env                                                                  \
     }
-/* Another spelling that stays / one that warns. */
-#define ALIAS(name, type, field, of)                                                                                                       \
+/* One that warns. */
+#define OLD(name, of)                                                                                                                      \
     {                                                                                                                                      \
-        name, type, AT(field), NULL, 0, 0, NULL, NULL, of, NULL                                                                            \
-    }
-#define OLD(name, type, field, of)                                                                                                         \
-    {                                                                                                                                      \
-        name, type, AT(field), NULL, 0, 0, "deprecated", NULL, of, NULL                                                                    \
+        name, OPT_STRING, 0, NULL, 0, 0, "deprecated", NULL, of, NULL                                                                      \
     }
 #define ANY 1e300
 
-#define HTTP_ROWS                                                                                                                          \
-    SIZ("max-body-size", max_body_size, "16MiB", NULL, "largest request body"),                                                            \
-        SIZ("max-bodies-bytes", max_bodies_bytes, "1GiB", NULL,                                                                            \
-            "memory for all request bodies together, unfinished ones too; beyond: 503; 0 = no limit; serve: the admin port has a quarter " \
-            "of it for itself"),                                                                                                           \
-        DBL("client-write-timeout", client_write_timeout, "30", 0, 864000, NULL,                                                           \
-            "seconds a client may take nothing of what is queued for it before it is cut off; 0 = off")
-
 /* Each row: name, place, default, range or values, environment name of NVIDIA Dynamo's router that is accepted too, help. */
-#define ROUTER_ROWS                                                                                                                        \
-    STR("config", config, NULL, "FILE", NULL, "YAML file of these options"),                                                               \
-        DBL("lame-duck-time", lame_duck_time, "5", 0, 86400, NULL,                                                                         \
-            "seconds after SIGTERM in which /ready says 503 and requests are served as before, so that balancers turn elsewhere"),         \
-        DBL("drain-timeout", drain_timeout, "180", 0, 864000, NULL, "seconds for what is open after that; the ports are free meanwhile"),  \
+#define START_ROWS                                                                                                                         \
+    GROUP("start", "Start and end"), STR("config", config, NULL, "FILE", NULL, "YAML file of these options"),                              \
+        BOO("check", check, NULL, NULL,                                                                                                    \
+            "say what is wrong with the options and the files that they name, and start nothing; kvroute check has more of it"),           \
+        STR("data-dir", data_dir, NULL, "DIR", NULL,                                                                                       \
+            "keep the views here, each batch of events as it comes, and go on from them after a restart, a kill too"),                     \
+        MORE,                                                                                                                              \
         STR("handover", handover, NULL, "PATH", NULL,                                                                                      \
             "a socket file at which the next process with the same option takes the ports over, once it is ready "                         \
             "(docs/guides/restart.md)"),                                                                                                   \
-        BOO("check", check, NULL, NULL,                                                                                                    \
-            "say what is wrong with the options and the files that they name, and start nothing; kvroute check has more of it"),           \
-        STR("model", model, NULL, "NAME", NULL, "model name of workers that have none of their own"),                                      \
-        NUM("block-size", block_size, NULL, 1, 65536, NULL,                                                                                \
-            "tokens per KV block, as the engines have it; without: what each engine says of itself, 16 when it does not"),                 \
-        STR("admin-key-file", admin_key_file, NULL, "FILE", NULL,                                                                          \
-            "one key a line; the admin port (of select: its port) then needs Authorization: Bearer KEY, but for /health and /ready"),      \
+        DBL("lame-duck-time", lame_duck_time, "5", 0, 86400, NULL,                                                                         \
+            "seconds after SIGTERM in which /ready says 503 and requests are served as before, so that balancers turn elsewhere"),         \
+        DBL("drain-timeout", drain_timeout, "180", 0, 864000, NULL, "seconds for what is open after that; the ports are free meanwhile"),  \
         DBL("watch-files", watch_files, "0", 0, 86400, NULL,                                                                               \
             "seconds between looks at the files that SIGHUP reads; those that have changed are read again (docs/guides/reload.md); 0 = "   \
             "off"),                                                                                                                        \
-        STR("tls-ca", tls_ca, NULL, "FILE", NULL,                                                                                          \
-            "certificates (PEM) that sign those of https workers, recover endpoints and remote indexers; default: the system's"),          \
-        STR("outgoing-tls-cert", outgoing_tls_cert, NULL, "FILE", NULL, "the certificate (PEM) that this router shows to them"),           \
-        STR("outgoing-tls-key", outgoing_tls_key, NULL, "FILE", NULL, "its private key (PEM)"),                                            \
-        WOR("admin-allowed-hosts", admin_allowed_hosts, NULL, "NAME[,NAME...]", NULL,                                                      \
-            "further names in Host and Origin of requests to it, beside addresses, loopback and this machine's name; .DOMAIN: all under "  \
-            "it; *: every Host"),                                                                                                          \
+        NUM("router-seed", seed, "0", 0, 1.8e19, NULL, "seed for ties and temperature; 0 = from the clock")
+
+/* In the group of workers. */
+#define WORKER_ROWS                                                                                                                        \
+    ENU("discovery", discovery, "static", DISCOVERY_VALUES, NULL, "where workers are found, beside those that are configured"),            \
+        STR("discovery-target", discovery_target, NULL, "FILE|NAME:PORT|_SERVICE._PROTO.NAME", NULL,                                       \
+            "file: one --worker value a line; dns: whose addresses or SRV records"),                                                       \
+        NUM("block-size", block_size, NULL, 1, 65536, NULL,                                                                                \
+            "tokens per KV block, as the engines have it; without: what each engine says of itself, 16 when it does not"),                 \
+        MORE, STR("model", model, NULL, "NAME", NULL, "model name of workers that have none of their own"),                                \
+        NUM("min-initial-workers", min_initial_workers, "0", 0, 1e6, "DYN_ROUTER_MIN_INITIAL_WORKERS",                                     \
+            "/ready waits for that many workers, and so do questions for one (/select and the like), up to queue-timeout, until they "     \
+            "have come"),                                                                                                                  \
+        ENU("discovery-scheme", discovery_scheme, "http", "http|https", NULL, "dns: how the workers are spoken to"),                       \
+        PAI("discovery-worker", discovery_worker, NULL, "KEY=VALUE,...", NULL,                                                             \
+            "dns: further keys of each worker; {host} and {port} stand for its own"),                                                      \
+        WOR("discovery-dns-server", discovery_dns_server, NULL, "ADDRESS:PORT[,...]", NULL,                                                \
+            "dns: ask these servers, not the system's; the next one when one does not answer"),                                            \
+        DBL("discovery-interval", discovery_interval, "5", 0.1, 86400, NULL, "dns: seconds between two looks"),                            \
+        DBL("engine-metrics-interval", engine_metrics_interval, "2", 0.05, 3600, NULL, "seconds between two looks at a worker's metrics"), \
+        DBL("engine-load-max-age", engine_load_max_age, "10", 0.1, 86400, NULL,                                                            \
+            "what an engine says of its load is not used any more when it is so many seconds old")
+
+#define ROUTING_ROWS                                                                                                                       \
+    GROUP("routing", "Choice of a worker"),                                                                                                \
         ENU("router-mode", mode, "kv", "kv|round-robin|random|least-loaded|direct", "DYN_ROUTER_MODE", "how a worker is chosen"),          \
-        BOO("load-aware", load_aware, "false", "DYN_ROUTER_LOAD_AWARE",                                                                    \
-            "balance tokens and blocks, nothing else: kv mode with credit 0, no events, active blocks and prefill tracked, no reuse"),     \
         BOO("router-kv-events", kv_events, "true", "DYN_ROUTER_USE_KV_EVENTS",                                                             \
             "follow the engines' KV events; without: predict from own decisions"),                                                         \
-        ALIAS("kv-events", OPT_BOOL, kv_events, "router-kv-events"),                                                                       \
+        ALIAS("kv-events", "router-kv-events"), MORE,                                                                                      \
+        BOO("load-aware", load_aware, "false", "DYN_ROUTER_LOAD_AWARE",                                                                    \
+            "balance tokens and blocks, nothing else: kv mode with credit 0, no events, active blocks and prefill tracked, no reuse"),     \
         ENU("cost", cost, "auto", "auto|linear", "DYN_ROUTER_SELECTION_POLICY",                                                            \
             "what is made small: the delay that a choice adds to everybody; or blocks to compute and in use (Dynamo's)"),                  \
-        ALIAS("router-selection-policy", OPT_ENUM, cost, "cost"),                                                                          \
+        ALIAS("router-selection-policy", "cost"),                                                                                          \
         DBL("router-kv-overlap-score-credit", overlap_credit, "1", 0, ANY, "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT",                           \
             "credit per cached prefix block; 0 = no index"),                                                                               \
         DBL("router-kv-overlap-score-credit-decay", credit_decay, "0", 0, ANY, "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY",                 \
             "cost linear: shrinks the credit of workers with more prefill than the least loaded"),                                         \
         STR("router-kv-overlap-score-weight", overlap_weight_text, NULL, "WEIGHT", "DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT",                   \
             "deprecated: sets router-prefill-load-scale; 0 also sets router-kv-overlap-score-credit to 0"),                                \
-        OLD("kv-overlap-score-weight", OPT_STRING, overlap_weight_text, "router-kv-overlap-score-weight"),                                 \
+        OLD("kv-overlap-score-weight", "router-kv-overlap-score-weight"),                                                                  \
         DBL("router-prefill-load-scale", prefill_load_scale, "1", 0, ANY, "DYN_ROUTER_PREFILL_LOAD_SCALE", "weight of the prefill term"),  \
         DBL("router-decode-active-request-weight", request_weight, "0", 0, ANY, "DYN_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT",                 \
             "cost linear: blocks added per active request"),                                                                               \
@@ -117,27 +122,31 @@
             "cost linear: credit per disk or external block beyond the host prefix"),                                                      \
         DBL("shared-cache-multiplier", shared_multiplier, "0", 0, 1, "DYN_SHARED_CACHE_MULTIPLIER",                                        \
             "credit per block that a shared pool holds beyond the device prefix, when the request says which (shared_cache_ranges)"),      \
+        ENU("shared-cache-type", shared_cache_type, "none", "none|hicache", "DYN_SHARED_CACHE_TYPE",                                       \
+            "only none: no shared pool is asked; a request may say what one holds (shared_cache_ranges)"),                                 \
         DBL("router-temperature", temperature, "0", 0, ANY, "DYN_ROUTER_TEMPERATURE", "0 = cheapest; else softmax over normalised costs"), \
         BOO("router-track-active-blocks", track_active_blocks, "true", "DYN_ROUTER_TRACK_ACTIVE_BLOCKS",                                   \
             "count the blocks of running requests"),                                                                                       \
-        ALIAS("track-active-blocks", OPT_BOOL, track_active_blocks, "router-track-active-blocks"),                                         \
+        ALIAS("track-active-blocks", "router-track-active-blocks"),                                                                        \
         BOO("router-track-output-blocks", track_output_blocks, "false", "DYN_ROUTER_TRACK_OUTPUT_BLOCKS",                                  \
             "count blocks filled by generation"),                                                                                          \
-        ALIAS("track-output-blocks", OPT_BOOL, track_output_blocks, "router-track-output-blocks"),                                         \
+        ALIAS("track-output-blocks", "router-track-output-blocks"),                                                                        \
         BOO("router-track-prefill-tokens", track_prefill_tokens, "true", "DYN_ROUTER_TRACK_PREFILL_TOKENS",                                \
             "count prompt tokens still to be computed"),                                                                                   \
         BOO("router-assume-kv-reuse", assume_kv_reuse, "true", "DYN_ROUTER_ASSUME_KV_REUSE",                                               \
             "running requests with one prefix share its blocks"),                                                                          \
-        ALIAS("router-with-cascade-attention", OPT_BOOL, assume_kv_reuse, "router-assume-kv-reuse"),                                       \
-        ALIAS("assume-kv-reuse", OPT_BOOL, assume_kv_reuse, "router-assume-kv-reuse"),                                                     \
+        ALIAS("router-with-cascade-attention", "router-assume-kv-reuse"), ALIAS("assume-kv-reuse", "router-assume-kv-reuse"),              \
         ENU("router-prefill-load-model", prefill_load_model, "none", "none|fitted", "DYN_ROUTER_PREFILL_LOAD_MODEL",                       \
             "fitted: prefill load decays over the duration that observed first tokens predict"),                                           \
-        DBL("router-ttl-secs", ttl_secs, "120", 0, 31536000, "DYN_ROUTER_TTL_SECS", "life of predicted blocks without KV events"),         \
-        DBL("router-predicted-ttl-secs", predicted_ttl_secs, "-1", -1, 31536000, "DYN_ROUTER_PREDICTED_TTL_SECS",                          \
-            "with KV events: a decision counts as cached for this long, before its events come; 2 to 5 is typical; -1 = off"),             \
-        NUM("router-max-tree-size", max_tree_size, "1048576", 1, 4e9, "DYN_ROUTER_MAX_TREE_SIZE", "predicted blocks that start pruning"),  \
-        DBL("router-prune-target-ratio", prune_target_ratio, "0.8", 0.01, 1, "DYN_ROUTER_PRUNE_TARGET_RATIO",                              \
-            "prune down to this share of the tree size"),                                                                                  \
+        DBL("active-decode-blocks-threshold", busy_decode_blocks, "-1", -1, 1, "DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD",                       \
+            "a rank with more than this share of total-kv-blocks in use is overloaded; -1 = off"),                                         \
+        DBL("active-prefill-tokens-threshold", busy_prefill_tokens, "-1", -1, ANY, "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD",                  \
+            "a rank with more prefill tokens is overloaded; -1 = off"),                                                                    \
+        DBL("active-prefill-tokens-threshold-frac", busy_prefill_frac, "-1", -1, ANY, "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC",          \
+            "the same as a share of max-num-batched-tokens; -1 = off")
+
+#define QUEUE_ROWS                                                                                                                         \
+    GROUP("queue", "Requests that wait"), MORE,                                                                                            \
         DBL("router-queue-threshold", queue_threshold, "-1", -1, ANY, "DYN_ROUTER_QUEUE_THRESHOLD",                                        \
             "requests wait while every rank has more prefill tokens than this times max-num-batched-tokens; -1 = off"),                    \
         NUM("router-queue-requests", queue_requests, "0", 0, 1e9, NULL,                                                                    \
@@ -146,78 +155,67 @@
         DBL("router-queue-ageing-secs", queue_ageing, "0", 0, 31536000, NULL,                                                              \
             "what has waited this long goes first, whatever the order (bounds the starvation of wspt); 0 = off"),                          \
         STR("router-policy-config", policy_config, NULL, "FILE", "DYN_ROUTER_POLICY_CONFIG", "YAML file of queue classes"),                \
-        DBL("active-decode-blocks-threshold", busy_decode_blocks, "-1", -1, 1, "DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD",                       \
-            "a rank with more than this share of total-kv-blocks in use is overloaded; -1 = off"),                                         \
-        DBL("active-prefill-tokens-threshold", busy_prefill_tokens, "-1", -1, ANY, "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD",                  \
-            "a rank with more prefill tokens is overloaded; -1 = off"),                                                                    \
-        DBL("active-prefill-tokens-threshold-frac", busy_prefill_frac, "-1", -1, ANY, "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC",          \
-            "the same as a share of max-num-batched-tokens; -1 = off"),                                                                    \
-        BOO("router-clear-worker-wide", clear_worker_wide, "false", NULL,                                                                  \
-            "a cleared event clears every rank of its worker (older publishers)"),                                                         \
-        ENU("shared-cache-type", shared_cache_type, "none", "none|hicache", "DYN_SHARED_CACHE_TYPE",                                       \
-            "only none: no shared pool is asked; a request may say what one holds (shared_cache_ranges)"),                                 \
-        BOO("router-replica-sync", replica_sync, "false", "DYN_ROUTER_REPLICA_SYNC",                                                       \
-            "share bookings and sessions with other routers; needs replica-sync-port, or replica-sync-transport nats"),                    \
-        BOO("router-durable-kv-events", durable_events, "false", "DYN_ROUTER_DURABLE_KV_EVENTS",                                           \
-            "another name for --event-plane jetstream"),                                                                                   \
-        NUM("router-event-threads", event_threads, "1", 1, 1024, "DYN_ROUTER_EVENT_THREADS",                                               \
-            "accepted and ignored: one thread follows all events"),                                                                        \
-        NUM("router-snapshot-threshold", plane.snapshot_threshold, "1000000", 1, 1e18, "DYN_ROUTER_SNAPSHOT_THRESHOLD",                    \
-            "jetstream: new messages in the stream that make a snapshot due"),                                                             \
-        BOO("router-reset-states", plane.reset_states, "false", "DYN_ROUTER_RESET_STATES",                                                 \
-            "jetstream: throw the stream and all snapshots away at the start"),                                                            \
-        DBL("selection-cache-ttl-secs", selection_ttl, "120", 0, 86400, NULL, "how long what /select chose can be booked"),                \
-        NUM("selection-cache-max-entries", selection_entries, "4096", 1, 1e7, NULL, "how many such choices are kept"),                     \
-        SIZ("selection-cache-max-bytes", selection_bytes, "256MiB", NULL, "and in how many bytes"),                                        \
-        NUM("min-initial-workers", min_initial_workers, "0", 0, 1e6, "DYN_ROUTER_MIN_INITIAL_WORKERS",                                     \
-            "/ready waits for that many workers, and so do questions for one (/select and the like), up to queue-timeout, until they "     \
-            "have come"),                                                                                                                  \
-        NUM("router-seed", seed, "0", 0, 1.8e19, NULL, "seed for ties and temperature; 0 = from the clock"),                               \
-        NUM("replica-sync-port", replica_sync_port, "0", 0, 65535, NULL,                                                                   \
-            "port (ZMQ) on which other routers of the fleet hear what this one books; 0 = off"),                                           \
-        STR("replica-sync-bind", replica_sync_bind, "127.0.0.1", "ADDRESS", NULL,                                                          \
-            "address of that port; 0.0.0.0 for every one, which only a trusted network should reach, or with --zmq-curve-key"),            \
-        ENU("replica-sync-transport", replica_sync_transport, "zmq", "zmq|nats", NULL,                                                     \
-            "with router-replica-sync: nats needs neither port nor peers, routers of one scope hear each other"),                          \
-        WOR("replica-sync-peers", replica_sync_peers, NULL, "tcp://HOST:PORT,...", NULL, "the other routers' replica-sync ports"),         \
-        NUM("indexer-shards", indexer_shards, "1", 1, 64, NULL,                                                                            \
-            "parts of an index that are written without waiting for each other; a rank is assigned to the emptiest at first sight"),       \
-        ENU("discovery", discovery, "static", DISCOVERY_VALUES, NULL, "where workers are found, beside those that are configured"),        \
-        STR("discovery-target", discovery_target, NULL, "FILE|NAME:PORT|_SERVICE._PROTO.NAME", NULL,                                       \
-            "file: one --worker value a line; dns: whose addresses or SRV records"),                                                       \
-        ENU("discovery-scheme", discovery_scheme, "http", "http|https", NULL, "dns: how the workers are spoken to"),                       \
-        PAI("discovery-worker", discovery_worker, NULL, "KEY=VALUE,...", NULL,                                                             \
-            "dns: further keys of each worker; {host} and {port} stand for its own"),                                                      \
-        WOR("discovery-dns-server", discovery_dns_server, NULL, "ADDRESS:PORT[,...]", NULL,                                                \
-            "dns: ask these servers, not the system's; the next one when one does not answer"),                                            \
-        DBL("discovery-interval", discovery_interval, "5", 0.1, 86400, NULL, "dns: seconds between two looks"),                            \
-        DBL("engine-metrics-interval", engine_metrics_interval, "2", 0.05, 3600, NULL, "seconds between two looks at a worker's metrics"), \
-        DBL("engine-load-max-age", engine_load_max_age, "10", 0.1, 86400, NULL,                                                            \
-            "what an engine says of its load is not used any more when it is so many seconds old"),                                        \
-        STR("advertise-host", advertise_host, NULL, "HOST", NULL, "nats: the name others reach this machine by; default: its own"),        \
-        PLANE_ROWS(AT(plane)),                                                                                                             \
-        SIZ("index-max-bytes", index_max_bytes, "0", NULL,                                                                                 \
-            "cap on an index's memory, kept by giving up what is least recently used; 0 = none"),                                          \
-        NUM("max-prompt-tokens", max_prompt_tokens, "2097152", 1, 1e9, NULL,                                                               \
-            "most tokens (or block hashes) of a prompt that are given as numbers; more are refused with 413"),                             \
-        DBL("queue-timeout", queue_timeout, "30", 0, TIMEOUT_MAX_S, NULL, "seconds to wait for a worker"),                                 \
-        STR("record-events", record_events, NULL, "FILE", NULL, "write every KV event to this file (JSON Lines)"),                         \
-        NUM("record-max-lines", record_max_lines, "0", 0, 1e18, NULL, "events of one file, then FILE.1, FILE.2, ...; 0 = all in one"),     \
-        NUM("record-max-count", record_max_count, "0", 0, 1e18, NULL, "the recording ends after that many events; 0 = no limit"),          \
-        DBL("record-max-secs", record_max_secs, "0", 0, 31536000, NULL, "the recording ends after that many seconds; 0 = no limit"),       \
-        STR("data-dir", data_dir, NULL, "DIR", NULL,                                                                                       \
-            "keep the views here, each batch of events as it comes, and go on from them after a restart, a kill too"),                     \
+        DBL("queue-timeout", queue_timeout, "30", 0, TIMEOUT_MAX_S, NULL, "seconds to wait for a worker")
+
+#define EVENT_ROWS                                                                                                                         \
+    GROUP("events", "KV events and what is kept of them"), MORE,                                                                           \
         DBL("snapshot-interval", snapshot_interval, "30", 0.05, 86400, NULL,                                                               \
             "with data-dir: seconds between snapshots of a view; in between batches are written to a journal"),                            \
         DBL("restore-timeout", restore_timeout, "10", 0.05, 86400, NULL,                                                                   \
             "seconds a replay may be silent before a view is declared untrusted"),                                                         \
+        SIZ("index-max-bytes", index_max_bytes, "0", NULL,                                                                                 \
+            "cap on an index's memory, kept by giving up what is least recently used; 0 = none"),                                          \
+        NUM("indexer-shards", indexer_shards, "1", 1, 64, NULL,                                                                            \
+            "parts of an index that are written without waiting for each other; a rank is assigned to the emptiest at first sight"),       \
+        DBL("router-ttl-secs", ttl_secs, "120", 0, 31536000, "DYN_ROUTER_TTL_SECS", "life of predicted blocks without KV events"),         \
+        DBL("router-predicted-ttl-secs", predicted_ttl_secs, "-1", -1, 31536000, "DYN_ROUTER_PREDICTED_TTL_SECS",                          \
+            "with KV events: a decision counts as cached for this long, before its events come; 2 to 5 is typical; -1 = off"),             \
+        NUM("router-max-tree-size", max_tree_size, "1048576", 1, 4e9, "DYN_ROUTER_MAX_TREE_SIZE", "predicted blocks that start pruning"),  \
+        DBL("router-prune-target-ratio", prune_target_ratio, "0.8", 0.01, 1, "DYN_ROUTER_PRUNE_TARGET_RATIO",                              \
+            "prune down to this share of the tree size"),                                                                                  \
+        BOO("router-clear-worker-wide", clear_worker_wide, "false", NULL,                                                                  \
+            "a cleared event clears every rank of its worker (older publishers)"),                                                         \
+        NUM("router-event-threads", event_threads, "1", 1, 1024, "DYN_ROUTER_EVENT_THREADS",                                               \
+            "accepted and ignored: one thread follows all events"),                                                                        \
+        STR("record-events", record_events, NULL, "FILE", NULL, "write every KV event to this file (JSON Lines)"),                         \
+        NUM("record-max-lines", record_max_lines, "0", 0, 1e18, NULL, "events of one file, then FILE.1, FILE.2, ...; 0 = all in one"),     \
+        NUM("record-max-count", record_max_count, "0", 0, 1e18, NULL, "the recording ends after that many events; 0 = no limit"),          \
+        DBL("record-max-secs", record_max_secs, "0", 0, 31536000, NULL, "the recording ends after that many seconds; 0 = no limit"),       \
+        PLANE_ROWS(AT(plane)),                                                                                                             \
+        BOO("router-durable-kv-events", durable_events, "false", "DYN_ROUTER_DURABLE_KV_EVENTS",                                           \
+            "another name for --event-plane jetstream"),                                                                                   \
+        NUM("router-snapshot-threshold", plane.snapshot_threshold, "1000000", 1, 1e18, "DYN_ROUTER_SNAPSHOT_THRESHOLD",                    \
+            "jetstream: new messages in the stream that make a snapshot due"),                                                             \
+        BOO("router-reset-states", plane.reset_states, "false", "DYN_ROUTER_RESET_STATES",                                                 \
+            "jetstream: throw the stream and all snapshots away at the start"),                                                            \
+        STR("advertise-host", advertise_host, NULL, "HOST", NULL, "nats: the name others reach this machine by; default: its own")
+
+#define REPLICA_ROWS                                                                                                                       \
+    GROUP("routers", "Other routers and indexes"), MORE,                                                                                   \
+        BOO("router-replica-sync", replica_sync, "false", "DYN_ROUTER_REPLICA_SYNC",                                                       \
+            "share bookings and sessions with other routers; needs replica-sync-port, or replica-sync-transport nats"),                    \
+        NUM("replica-sync-port", replica_sync_port, "0", 0, 65535, NULL,                                                                   \
+            "port (ZMQ) on which other routers of the fleet hear what this one books; 0 = off"),                                           \
+        STR("replica-sync-host", replica_sync_bind, "127.0.0.1", "ADDRESS", NULL,                                                          \
+            "address of that port; 0.0.0.0 for every one, which only a trusted network should reach, or with --zmq-curve-key"),            \
+        ALIAS("replica-sync-bind", "replica-sync-host"),                                                                                   \
+        ENU("replica-sync-transport", replica_sync_transport, "zmq", "zmq|nats", NULL,                                                     \
+            "with router-replica-sync: nats needs neither port nor peers, routers of one scope hear each other"),                          \
+        WOR("replica-sync-peers", replica_sync_peers, NULL, "tcp://HOST:PORT,...", NULL, "the other routers' replica-sync ports")
+
+#define SELECTION_ROWS                                                                                                                     \
+    GROUP("selections", "Choices made over HTTP"), MORE,                                                                                   \
+        DBL("selection-cache-ttl-secs", selection_ttl, "120", 0, 86400, NULL, "how long what /select chose can be booked"),                \
+        NUM("selection-cache-max-entries", selection_entries, "4096", 1, 1e7, NULL, "how many such choices are kept"),                     \
+        SIZ("selection-cache-max-bytes", selection_bytes, "256MiB", NULL, "and in how many bytes"),                                        \
         DBL("router-active-request-expiry-secs", request_expiry, "300", 1, 31536000, "DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS",              \
             "reservations made over HTTP of which nothing is heard for this long are dropped")
 
 /* Of fleets with prefill and decode workers. */
 #define LEG_ROWS                                                                                                                           \
-    ENU("kv-protocol", kv_protocol, "vllm-nixl", KVR_KV_PROTOCOL_VALUES, NULL,                                                             \
-        "how prefill and decode workers (role=) hand a computed prompt over; none: they share a store that finds it by the prompt"),       \
+    GROUP("disagg", "Prefill and decode workers"), MORE,                                                                                   \
+        ENU("kv-protocol", kv_protocol, "vllm-nixl", KVR_KV_PROTOCOL_VALUES, NULL,                                                         \
+            "how prefill and decode workers (role=) hand a computed prompt over; none: they share a store that finds it by the prompt"),   \
         BOO("enforce-disagg", enforce_disagg, "false", "DYN_ENFORCE_DISAGG",                                                               \
             "decode workers get no request that was not prefilled elsewhere, also when no prefill worker is up"),                          \
         ENU("prefill-router-mode", prefill_mode, "router-mode", "router-mode|kv|round-robin|random|least-loaded", NULL,                    \
@@ -248,44 +246,118 @@
         NUM("disagg-min-uncached-tokens", min_uncached, "0", 0, 1e18, NULL,                                                                \
             "a request of which a worker lacks fewer prompt tokens goes there whole, whatever the rule; 0 = off")
 
-/* What is told of single requests. */
-#define OBSERVE_ROWS                                                                                                                       \
-    STR("access-log", access_log, NULL, "FILE", NULL, "one line for each request of the data port; - = standard output"),                  \
-        ENU("access-log-format", access_log_format, "json", "json|combined", NULL,                                                         \
-            "JSON Lines, or Apache's combined format with key=value behind it"),                                                           \
-        DBL("access-log-sample", access_log_sample, "1", 0, 1, NULL, "share of the lines that are written; errors always are"),            \
-        STR("otlp-endpoint", otlp_endpoint, NULL, "URL", "OTEL_EXPORTER_OTLP_ENDPOINT",                                                    \
-            "collector of traces (OTLP over HTTP, JSON), without /v1/traces: http://HOST:4318; none: no traces"),                          \
-        STR("otlp-service-name", otlp_service_name, "kvroute", "NAME", "OTEL_SERVICE_NAME", "service.name of the traces"),                 \
-        DBL("trace-sample", trace_sample, "0.01", 0, 1, NULL,                                                                              \
-            "share of the traces kept that begin here; a client's traceparent decides for its own")
+/* In the group of TLS: what is shown to others, and asked of them. */
+#define PEER_TLS_ROWS                                                                                                                      \
+    STR("tls-ca", tls_ca, NULL, "FILE", NULL,                                                                                              \
+        "certificates (PEM) that sign those of https workers, recover endpoints and remote indexers; default: the system's"),              \
+        STR("outgoing-tls-cert", outgoing_tls_cert, NULL, "FILE", NULL, "the certificate (PEM) that this router shows to them"),           \
+        STR("outgoing-tls-key", outgoing_tls_key, NULL, "FILE", NULL, "its private key (PEM)")
+
+#define LIMIT_ROWS                                                                                                                         \
+    GROUP("limits", "Limits"), MORE, SIZ("max-body-size", max_body_size, "16MiB", NULL, "largest request body"),                           \
+        SIZ("max-bodies-bytes", max_bodies_bytes, "1GiB", NULL,                                                                            \
+            "memory for all request bodies together, unfinished ones too; beyond: 503; 0 = no limit; serve: the admin port has a quarter " \
+            "of it for itself"),                                                                                                           \
+        DBL("client-write-timeout", client_write_timeout, "30", 0, 864000, NULL,                                                           \
+            "seconds a client may take nothing of what is queued for it before it is cut off; 0 = off"),                                   \
+        NUM("max-prompt-tokens", max_prompt_tokens, "2097152", 1, 1e9, NULL,                                                               \
+            "most tokens (or block hashes) of a prompt that are given as numbers; more are refused with 413")
 
 static const struct option_row serve_rows[] = {
-    OBSERVE_ROWS,
+    START_ROWS,
+    GROUP("workers", "Workers"),
     {"worker", OPT_ENTRIES, offsetof(struct serve_cli, workers), NULL, 0, 0, "URL[,key=value...]",
-     "a worker; keys: id, events, replay, recover, metrics, model, group, block-size, dp-start, dp-size, engine, role, "
-     "kv-protocol, kv-lease, kv-domain, kv-pool, kv-offload-chunk, local-prefill, bootstrap, kv-addr, engine-id, tp, pp, decode-cache, "
-     "api-key, api-key-env, "
-     "api-key-file, "
-     "tls-ca, tls-cert, tls-key, tls-server-name, tls-verify, max-num-batched-tokens, "
-     "total-kv-blocks, "
-     "taint, state; repeatable",
+     "an engine, and what is known of it; keys: id, events, replay, recover, metrics, model, group, block-size, dp-start, dp-size, engine, "
+     "role, kv-protocol, kv-lease, kv-domain, kv-pool, kv-offload-chunk, local-prefill, bootstrap, kv-addr, engine-id, tp, pp, "
+     "decode-cache, api-key, api-key-env, api-key-file, tls-ca, tls-cert, tls-key, tls-server-name, tls-verify, max-num-batched-tokens, "
+     "total-kv-blocks, taint, state; repeatable",
      NULL, NULL},
     STR("models-file", models_file, NULL, "FILE", NULL,
         "YAML file of aliases, targets with weights, fallbacks and options of models (docs/guides/models.md)"),
+    WORKER_ROWS,
+    BOO("ask-engines", ask_engines, "true", NULL,
+        "ask each worker for its block size, KV events endpoints and ranks; what its entry does not give is taken from there"),
+    DBL("health-interval", health_interval, "5", 0.05, 86400, NULL, "seconds between health checks"),
+    DBL("health-timeout", health_timeout, "0", 0, 86400, NULL, "seconds that a health check may take (0: the interval, at least 1)"),
+    NUM("breaker-failures", breaker_failures, "10", 1, 1e9, NULL, "consecutive failures that open a worker's breaker"),
+    DBL("breaker-cooldown", breaker_cooldown, "60", 0, 86400, NULL, "seconds a breaker stays open"),
+    NUM("max-retries", max_retries, "2", 0, RETRIES_MAX, NULL, "retries on other workers before the first byte"),
+    GROUP("ports", "Ports"),
     STR("host", host, "0.0.0.0", "ADDRESS", NULL, "address of the data port"),
     NUM("port", port, "8080", 0, 65535, NULL, "data port; 0: a free one, which the first line tells"),
     STR("admin-host", admin_host, "127.0.0.1", "ADDRESS", NULL, "address of the admin port; 0.0.0.0 for every one: then give it keys"),
     NUM("admin-port", admin_port, "9090", 0, 65535, NULL, "admin port; 0: a free one, which the first line tells"),
+    NUM("threads", threads, "1", 1, 64, NULL, "event loops for the data port"),
+    ROUTING_ROWS,
+    DBL("router-session-affinity-ttl-secs", session_ttl, "0", 0, 31536000, "DYN_ROUTER_SESSION_AFFINITY_TTL_SECS",
+        "idle life of x-session-id bindings; 0 = off"),
+    GROUP("keys", "Who may ask"),
+    STR("api-key-file", api_key_file, NULL, "FILE", NULL,
+        "YAML file of API keys and their limits (docs/guides/keys.md); the data port then needs one, but for /health and /ready"),
+    STR("admin-key-file", admin_key_file, NULL, "FILE", NULL,
+        "one key a line; the admin port then needs Authorization: Bearer KEY, but for /health and /ready"),
+    MORE,
+    WOR("admin-allowed-hosts", admin_allowed_hosts, NULL, "NAME[,NAME...]", NULL,
+        "further names in Host and Origin of requests to it, beside addresses, loopback and this machine's name; .DOMAIN: all under "
+        "it; *: every Host"),
+    BOO("forward-client-key", forward_client_key, "false", NULL,
+        "with --api-key-file: send the client's key on to workers; without, they get their own (api-key=) or none"),
+    WOR("pass-routes", pass_routes, NULL, "PATH[,PATH...]", NULL,
+        "further paths of engines that clients may reach, beside inference (docs/reference/http.md); one that ends with * stands for all "
+        "below: "
+        "/v1/*"),
+    WOR("cors-allow-origin", cors_allow_origin, NULL, "ORIGIN[,ORIGIN...]", NULL,
+        "pages of these origins (https://ui.example, as browsers send it; * = all) may use the data port; without, none of another origin"),
+    BOO("cors-allow-credentials", cors_allow_credentials, "false", NULL,
+        "with --cors-allow-origin (not *): also with cookies and TLS client certificates of the browser; an API key needs no such thing"),
+    NUM("cors-max-age", cors_max_age, "600", 0, 86400, NULL,
+        "seconds for which a browser need not ask again whether a page may do what it does"),
+    GROUP("tls", "TLS"),
     STR("tls-cert", tls_cert, NULL, "FILE", NULL, "the data port speaks HTTPS with this certificate chain (PEM); needs --tls-key"),
     STR("tls-key", tls_key, NULL, "FILE", NULL, "its private key (PEM)"),
+    MORE,
     STR("tls-client-ca", tls_client_ca, NULL, "FILE", NULL,
         "clients of the data port must have a certificate that one of these (PEM) has signed"),
     STR("admin-tls-cert", admin_tls_cert, NULL, "FILE", NULL, "the admin port speaks HTTPS with this certificate chain (PEM)"),
     STR("admin-tls-key", admin_tls_key, NULL, "FILE", NULL, "its private key (PEM)"),
     STR("admin-tls-client-ca", admin_tls_client_ca, NULL, "FILE", NULL,
         "who uses the admin port must have a certificate that one of these (PEM) has signed"),
-    NUM("threads", threads, "1", 1, 64, NULL, "event loops for the data port"),
+    PEER_TLS_ROWS,
+    GROUP("log", "Logs, traces and metrics"),
+    STR("access-log", access_log, NULL, "FILE", NULL, "one line for each request of the data port; - = standard output"),
+    LOG_ROWS(AT(log)),
+    MORE,
+    ENU("access-log-format", access_log_format, "json", "json|combined", NULL,
+        "JSON Lines, or Apache's combined format with key=value behind it"),
+    DBL("access-log-sample", access_log_sample, "1", 0, 1, NULL, "share of the lines that are written; errors always are"),
+    STR("otlp-endpoint", otlp_endpoint, NULL, "URL", "OTEL_EXPORTER_OTLP_ENDPOINT",
+        "collector of traces (OTLP over HTTP, JSON), without /v1/traces: http://HOST:4318; none: no traces"),
+    STR("otlp-service-name", otlp_service_name, "kvroute", "NAME", "OTEL_SERVICE_NAME", "service.name of the traces"),
+    DBL("trace-sample", trace_sample, "0.01", 0, 1, NULL,
+        "share of the traces kept that begin here; a client's traceparent decides for its own"),
+    ENU("metrics-compat", metrics_compat, "none", "none|vllm|sglang", NULL,
+        "/metrics has the fleet's figures also under the names that this engine's dashboards ask for (docs/reference/metrics.md)"),
+    QUEUE_ROWS,
+    DBL("queue-keepalive", queue_keepalive, "5", 0, 86400, NULL,
+        "seconds between the comments a waiting streaming request gets; its status is 200 from the first on; 0 = off"),
+    GROUP("timeouts", "Seconds for a request"),
+    MORE,
+    DBL("connect-timeout", connect_timeout, "2", 0, 86400, NULL, "seconds to connect to a worker"),
+    DBL("first-token-timeout", first_token_timeout, "600", 0, TIMEOUT_MAX_S, NULL, "seconds to the first byte of an answer; 0 = off"),
+    DBL("stall-timeout", stall_timeout, "120", 0, TIMEOUT_MAX_S, NULL, "seconds between bytes of an answer; 0 = off"),
+    DBL("total-timeout", total_timeout, "0", 0, TIMEOUT_MAX_S, NULL, "seconds for a whole request; 0 = off"),
+    DBL("tokenize-timeout", tokenize_timeout, "5", 0, 86400, NULL, "seconds for the engine's tokenizer"),
+    LIMIT_ROWS,
+    NUM("max-messages", max_messages, "16384", 1, 1e9, NULL, "most messages of a chat request; more are refused with 413"),
+    SIZ("max-prompt-text", max_prompt_text, "8MiB", NULL,
+        "longest prompt text that is turned into byte tokens (--tokenizer bytes); a longer one is refused with 413"),
+    NUM("max-connections", max_connections, "16384", 1, 1e6, NULL,
+        "client connections per loop; fewer when the process may not open two descriptors for each"),
+    NUM("max-connections-per-address", address_connections, "0", 0, 1e6, NULL,
+        "client connections of one address (IPv6: of one /64) over all loops; more are closed; 0 = off"),
+    EVENT_ROWS,
+    GROUP("tokens", "Token ids of prompts"),
+    MORE,
     ENU("tokenizer", tokenizer, "auto", "auto|local|engine|bytes", NULL,
         "where tokens come from; auto = with KV events made here where that is known to be right, else an engine's; without them bytes"),
     {"tokenizer-dir", OPT_LIST, offsetof(struct serve_cli, tokenizer_dirs), NULL, 0, 0, "[MODEL=]DIR",
@@ -301,22 +373,10 @@ static const struct option_row serve_rows[] = {
     NUM("tokenizer-check", tokenizer_check, "1000", 0, 1e9, NULL,
         "one request in so many is compared later on, at most one a second and model; 0 = none"),
     SIZ("tokenizer-cache", tokenizer_cache, "64MiB", NULL, "tokens of parts of prompts that are kept for each model; 0 = none"),
+    NUM("tokenizer-threads", tokenizer_threads, "2", 1, 64, NULL, "threads for prompts that are too long for an event loop"),
     BOO("forward-token-ids", forward_token_ids, "false", NULL,
         "workers get the prompt of a completion as the token ids that are known of it, where that changes nothing in the answer; needs "
         "engines that take a list of ids as `prompt`"),
-    NUM("tokenizer-threads", tokenizer_threads, "2", 1, 64, NULL, "threads for prompts that are too long for an event loop"),
-    ROUTER_ROWS,
-    BOO("serve-indexer", serve_indexer, "false", "DYN_ROUTER_SERVE_INDEXER",
-        "answer other routers from this one's index: on the admin port, and over NATS with an event plane of it"),
-    WOR("use-remote-indexer", use_remote_indexer, NULL, "URL[,URL...]", NULL,
-        "keep no index and ask a router that serves its own: http://HOST:ADMIN-PORT or nats://[NAMESPACE.COMPONENT]; or up to 16 indexers, "
-        "http://HOST:PORT,..., among which the workers are divided"),
-    STR("remote-indexer-key-file", remote_key_file, NULL, "FILE", NULL, "its first key is sent to them"),
-    DBL("remote-indexer-timeout", remote_timeout, "0.1", 0.001, 60, NULL, "seconds for its answer; then the request is routed by load"),
-    DBL("router-session-affinity-ttl-secs", session_ttl, "0", 0, 31536000, "DYN_ROUTER_SESSION_AFFINITY_TTL_SECS",
-        "idle life of x-session-id bindings; 0 = off"),
-    DBL("queue-keepalive", queue_keepalive, "5", 0, 86400, NULL,
-        "seconds between the comments a waiting streaming request gets; its status is 200 from the first on; 0 = off"),
     LEG_ROWS,
     DBL("prefill-timeout", prefill_timeout, "0", 0, 864000, NULL,
         "seconds for the whole answer of a prefill worker; 0 = first-token-timeout"),
@@ -329,64 +389,52 @@ static const struct option_row serve_rows[] = {
     BOO("disagg-release", disagg_release, "true", NULL,
         "a computed prompt whose client has gone is given to a decode worker all the same, so that the prefill worker frees it"),
     DBL("disagg-release-timeout", disagg_release_timeout, "30", 0.1, 86400, NULL, "seconds for that"),
-    DBL("connect-timeout", connect_timeout, "2", 0, 86400, NULL, "seconds to connect to a worker"),
-    DBL("first-token-timeout", first_token_timeout, "600", 0, TIMEOUT_MAX_S, NULL, "seconds to the first byte of an answer; 0 = off"),
-    DBL("stall-timeout", stall_timeout, "120", 0, TIMEOUT_MAX_S, NULL, "seconds between bytes of an answer; 0 = off"),
-    DBL("total-timeout", total_timeout, "0", 0, TIMEOUT_MAX_S, NULL, "seconds for a whole request; 0 = off"),
-    DBL("tokenize-timeout", tokenize_timeout, "5", 0, 86400, NULL, "seconds for the engine's tokenizer"),
-    ENU("metrics-compat", metrics_compat, "none", "none|vllm|sglang", NULL,
-        "/metrics has the fleet's figures also under the names that this engine's dashboards ask for (docs/reference/metrics.md)"),
-    BOO("ask-engines", ask_engines, "true", NULL,
-        "ask each worker for its block size, KV events endpoints and ranks; what its entry does not give is taken from there"),
-    DBL("health-interval", health_interval, "5", 0.05, 86400, NULL, "seconds between health checks"),
-    DBL("health-timeout", health_timeout, "0", 0, 86400, NULL, "seconds that a health check may take (0: the interval, at least 1)"),
-    NUM("breaker-failures", breaker_failures, "10", 1, 1e9, NULL, "consecutive failures that open a worker's breaker"),
-    DBL("breaker-cooldown", breaker_cooldown, "60", 0, 86400, NULL, "seconds a breaker stays open"),
-    NUM("max-retries", max_retries, "2", 0, RETRIES_MAX, NULL, "retries on other workers before the first byte"),
-    NUM("max-messages", max_messages, "16384", 1, 1e9, NULL, "most messages of a chat request; more are refused with 413"),
-    SIZ("max-prompt-text", max_prompt_text, "8MiB", NULL,
-        "longest prompt text that is turned into byte tokens (--tokenizer bytes); a longer one is refused with 413"),
-    HTTP_ROWS,
-    STR("api-key-file", api_key_file, NULL, "FILE", NULL,
-        "YAML file of API keys and their limits (docs/guides/keys.md); the data port then needs one, but for /health and /ready"),
-    WOR("pass-routes", pass_routes, NULL, "PATH[,PATH...]", NULL,
-        "further paths of engines that clients may reach, beside inference (docs/reference/http.md); one that ends with * stands for all "
-        "below: /v1/*"),
-    BOO("forward-client-key", forward_client_key, "false", NULL,
-        "with --api-key-file: send the client's key on to workers; without, they get their own (api-key=) or none"),
-    WOR("cors-allow-origin", cors_allow_origin, NULL, "ORIGIN[,ORIGIN...]", NULL,
-        "pages of these origins (https://ui.example, as browsers send it; * = all) may use the data port; without, none of another origin"),
-    BOO("cors-allow-credentials", cors_allow_credentials, "false", NULL,
-        "with --cors-allow-origin (not *): also with cookies and TLS client certificates of the browser; an API key needs no such thing"),
-    NUM("cors-max-age", cors_max_age, "600", 0, 86400, NULL,
-        "seconds for which a browser need not ask again whether a page may do what it does"),
-    NUM("max-connections", max_connections, "16384", 1, 1e6, NULL,
-        "client connections per loop; fewer when the process may not open two descriptors for each"),
-    NUM("max-connections-per-address", address_connections, "0", 0, 1e6, NULL,
-        "client connections of one address (IPv6: of one /64) over all loops; more are closed; 0 = off"),
-    LOG_ROWS(AT(log)),
+    REPLICA_ROWS,
+    BOO("serve-indexer", serve_indexer, "false", "DYN_ROUTER_SERVE_INDEXER",
+        "answer other routers from this one's index: on the admin port, and over NATS with an event plane of it"),
+    WOR("use-remote-indexer", use_remote_indexer, NULL, "URL[,URL...]", NULL,
+        "keep no index and ask a router that serves its own: http://HOST:ADMIN-PORT or nats://[NAMESPACE.COMPONENT]; or up to 16 indexers, "
+        "http://HOST:PORT,..., among which the workers are divided"),
+    STR("remote-indexer-key-file", remote_key_file, NULL, "FILE", NULL, "its first key is sent to them"),
+    DBL("remote-indexer-timeout", remote_timeout, "0.1", 0.001, 60, NULL, "seconds for its answer; then the request is routed by load"),
+    SELECTION_ROWS,
 };
 
 static const struct option_row select_rows[] = {
+    START_ROWS,
+    GROUP("workers", "Workers"),
+    WORKER_ROWS,
+    GROUP("ports", "Ports"),
     STR("host", admin_host, "127.0.0.1", "ADDRESS", NULL, "address to listen on; 0.0.0.0 for every one: then give it keys"),
     NUM("port", admin_port, "8092", 0, 65535, NULL, "port to listen on; 0: a free one, which the first line tells"),
+    MORE,
+    NUM("threads", threads, "4", 1, 64, NULL, "accepted for older command lines; one thread serves and one follows events"),
+    ROUTING_ROWS,
+    GROUP("keys", "Who may ask"),
+    STR("api-key-file", admin_key_file, NULL, "FILE", NULL,
+        "one key a line; every route but /health and /ready then needs Authorization: Bearer KEY"),
+    ALIAS("admin-key-file", "api-key-file"),
+    MORE,
+    WOR("allowed-hosts", admin_allowed_hosts, NULL, "NAME[,NAME...]", NULL,
+        "further names in Host and Origin of requests, beside addresses, loopback and this machine's name; .DOMAIN: all under it; *: every "
+        "Host"),
+    ALIAS("admin-allowed-hosts", "allowed-hosts"),
+    GROUP("tls", "TLS"),
     STR("tls-cert", admin_tls_cert, NULL, "FILE", NULL, "speak HTTPS with this certificate chain (PEM); needs --tls-key"),
     STR("tls-key", admin_tls_key, NULL, "FILE", NULL, "its private key (PEM)"),
+    MORE,
     STR("tls-client-ca", admin_tls_client_ca, NULL, "FILE", NULL, "clients must have a certificate that one of these (PEM) has signed"),
-    NUM("threads", threads, "4", 1, 64, NULL, "accepted for older command lines; one thread serves and one follows events"),
-    ROUTER_ROWS,
-    LEG_ROWS,
-    HTTP_ROWS,
+    PEER_TLS_ROWS,
+    LOG_ROWS(AT(log)),
+    QUEUE_ROWS,
+    LIMIT_ROWS,
+    EVENT_ROWS,
     TOKENIZER_ROWS(offsetof(struct serve_cli, tokenizer_dirs), AT(tokenizer_lib), AT(tokenizer_profile), AT(tokenizer_cache),
                    "questions then take `text` or `messages` in place of `token_ids`"),
-    LOG_ROWS(AT(log)),
+    LEG_ROWS,
+    REPLICA_ROWS,
+    SELECTION_ROWS,
 };
-
-const struct option_row *serve_cli_rows(size_t *n)
-{
-    *n = sizeof serve_rows / sizeof *serve_rows;
-    return serve_rows;
-}
 
 static int start(const char *command, struct serve_options *o)
 {
@@ -398,34 +446,42 @@ static int start(const char *command, struct serve_options *o)
     }
     o->profiles = policies.profiles;
     o->profiles_n = policies.n;
+    kvr_log_set_spoken(false);
     int rc = serve_main(o);
     policy_file_free(&policies);
     return rc;
 }
 
-static int run(const char *usage, const struct option_row *rows, size_t n, int argc, char **argv, struct serve_cli *cli)
+static int run(const struct option_table *t, int argc, char **argv, struct serve_cli *cli)
 {
     struct options_from from = {0};
-    int rc = options_parse(usage, rows, n, argc, argv, cli, &from);
+    int rc = options_parse(t, argc, argv, cli, &from);
     if (rc == 0) {
-        struct serve_checker c = {.command = argv[0], .rows = rows, .n = n, .from = &from};
+        struct serve_checker c = {.command = t->command, .options = t, .from = &from};
         serve_cli_rules(cli, &c);
         serve_cli_effects(cli, &c);
         if (cli->o.check) serve_cli_check(cli, &c);
-        rc = cli->o.check ? serve_checker_end(&c) : c.wrong ? 2 : start(argv[0], &cli->o);
+        rc = cli->o.check ? serve_checker_end(&c) : c.wrong ? 2 : start(t->command, &cli->o);
     } else if (rc == 1) rc = 0;
-    options_free(rows, n, cli, &from);
+    options_free(t, cli, &from);
     return rc;
 }
 
-int cmd_serve(int argc, char **argv)
+static int run_serve(int argc, char **argv)
 {
     struct serve_cli cli = {0};
-    return run(help_serve, serve_rows, sizeof serve_rows / sizeof *serve_rows, argc, argv, &cli);
+    return run(&command_serve.table, argc, argv, &cli);
 }
 
-int cmd_select(int argc, char **argv)
+static int run_select(int argc, char **argv)
 {
     struct serve_cli cli = {.o = {.select_only = true, .health_interval = 5}};
-    return run(help_select, select_rows, sizeof select_rows / sizeof *select_rows, argc, argv, &cli);
+    return run(&command_select.table, argc, argv, &cli);
 }
+
+const struct command command_serve = {.table = {"serve", "OpenAI-compatible router in front of inference workers", help_serve, serve_rows,
+                                                KVR_ARRAY_LEN(serve_rows), NULL, false},
+                                      .run = run_serve};
+const struct command command_select = {.table = {"select", "selection service: choose and book workers over HTTP", help_select, select_rows,
+                                                 KVR_ARRAY_LEN(select_rows), NULL, false},
+                                       .run = run_select};

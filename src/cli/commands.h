@@ -1,18 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Subcommands: each parses its options and runs its program. argv[0] is the subcommand's name. */
+/* Commands: what each is called and takes, and its program. main.c has the list of them, which is that of help, man pages and
+ * completions. */
 #ifndef KVR_CLI_COMMANDS_H
 #define KVR_CLI_COMMANDS_H
 
-int cmd_serve(int argc, char **argv);
-int cmd_select(int argc, char **argv);
-int cmd_mock(int argc, char **argv);
-int cmd_replay(int argc, char **argv);
-int cmd_indexer(int argc, char **argv);
-int cmd_publish(int argc, char **argv);
-int cmd_check(int argc, char **argv);
-int cmd_doctor(int argc, char **argv);
-int cmd_replay_events(int argc, char **argv);
-int cmd_curve_key(int argc, char **argv);
-int cmd_hash(int argc, char **argv);
+#include "cli/options.h"
+
+struct commands;
+struct command {
+    struct option_table table;
+    int (*run)(int argc, char **argv);                                    /* argv[0] is the command's name. Returns: the exit status */
+    int (*run_of_all)(const struct commands *all, int argc, char **argv); /* in its place, for one that speaks of all */
+};
+
+struct commands {
+    const struct command *const *list;
+    size_t n;
+};
+
+extern const struct command command_serve, command_select, command_indexer, command_publish, command_check, command_doctor, command_mock,
+    command_replay, command_replay_events, command_curve_key, command_hash, command_top, command_man, command_completion;
+
+/* NULL: there is none. */
+const struct command *commands_find(const struct commands *all, const char *name);
 
 #endif

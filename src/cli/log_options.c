@@ -33,11 +33,3 @@ int log_from_environment(void)
     }
     return 0;
 }
-
-int log_from_flag(const char *command, const char *flag, const char *value)
-{
-    bool format = strcmp(flag, "log-format") == 0;
-    if (format ? set_format(value) == 0 : set_level(value) == 0) return 0;
-    kvr_log_error("kvroute %s: --%s: bad value '%s'; allowed: %s", command, flag, value, format ? KVR_LOG_FORMATS : KVR_LOG_LEVELS);
-    return 2;
-}

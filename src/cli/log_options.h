@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* --log-format and --log-level: rows for programs with an option table, one function for the others, and the environment for all. */
+/* --log-format and --log-level: rows for every program, and the environment. */
 #ifndef KVR_CLI_LOG_OPTIONS_H
 #define KVR_CLI_LOG_OPTIONS_H
 
@@ -10,16 +10,17 @@
 
 /* Rows of a struct kvr_log_options that stands at `at` in the options. */
 #define LOG_ROWS(at)                                                                                                                       \
-    {"log-format",                                                                                                                         \
-     OPT_ENUM,                                                                                                                             \
-     (at) + offsetof(struct kvr_log_options, format),                                                                                      \
-     "text",                                                                                                                               \
-     0,                                                                                                                                    \
-     0,                                                                                                                                    \
-     KVR_LOG_FORMATS,                                                                                                                      \
-     "lines on stderr: time, level and message as text, or one JSON object each",                                                          \
-     NULL,                                                                                                                                 \
-     NULL},                                                                                                                                \
+    GROUP("log", "Log"),                                                                                                                   \
+        {"log-format",                                                                                                                     \
+         OPT_ENUM,                                                                                                                         \
+         (at) + offsetof(struct kvr_log_options, format),                                                                                  \
+         "text",                                                                                                                           \
+         0,                                                                                                                                \
+         0,                                                                                                                                \
+         KVR_LOG_FORMATS,                                                                                                                  \
+         "lines on stderr: time, level and message as text, or one JSON object each",                                                      \
+         NULL,                                                                                                                             \
+         NULL},                                                                                                                            \
     {                                                                                                                                      \
         "log-level", OPT_ENUM, (at) + offsetof(struct kvr_log_options, level), "info", 0, 0, KVR_LOG_LEVELS,                               \
             "the least important lines that are written", NULL, NULL                                                                       \
@@ -27,7 +28,5 @@
 
 /* KVROUTE_LOG_FORMAT and KVROUTE_LOG_LEVEL. Returns: 0; 2 a value is bad, which the log says. */
 int log_from_environment(void);
-/* `value` of a flag without its dashes, "log-format" or "log-level". Returns: the same. */
-int log_from_flag(const char *command, const char *flag, const char *value);
 
 #endif

@@ -5,31 +5,22 @@
 #include <string.h>
 #include <kvroute/error.h>
 
+#include "base/base.h"
+#include "base/nearest.h"
 #include "cli/commands.h"
 #include "cli/log_options.h"
 
-static const struct {
-    const char *name, *help;
-    int (*run)(int argc, char **argv);
-} commands[] = {
-    {"serve", "OpenAI-compatible router in front of inference workers", cmd_serve},
-    {"indexer", "who holds which KV blocks: events in, overlap queries over HTTP", cmd_indexer},
-    {"select", "selection service: choose and book workers over HTTP", cmd_select},
-    {"publish", "beside one engine: local index, recovery, events published again", cmd_publish},
-    {"check", "check the files that serve reads, without starting anything", cmd_check},
-    {"doctor", "find out why cache-aware routing misses, in a live deployment", cmd_doctor},
-    {"mock", "mock engine: prefix cache, batching, KV events, OpenAI API", cmd_mock},
-    {"replay", "replay a trace or a synthetic workload against an endpoint", cmd_replay},
-    {"replay-events", "check or replay a recording of KV events", cmd_replay_events},
-    {"curve-key", "make a key pair that guards ZMQ connections", cmd_curve_key},
-    {"hash", "print the hashes of tokens", cmd_hash},
+static const struct command *const list[] = {
+    &command_serve, &command_indexer, &command_select,        &command_publish,   &command_check, &command_doctor, &command_top,
+    &command_mock,  &command_replay,  &command_replay_events, &command_curve_key, &command_hash,  &command_man,    &command_completion,
 };
+static const struct commands all = {list, KVR_ARRAY_LEN(list)};
 
 static void print_commands(FILE *f)
 {
     fprintf(f, "kvroute %s: KV-cache-aware router for LLM inference\n\nusage: kvroute COMMAND [options]\n\n", kvr_version());
-    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) fprintf(f, "  %-13s %s\n", commands[i].name, commands[i].help);
-    fprintf(f, "\n`kvroute COMMAND --help` explains a command; `kvroute version` prints the version.\n");
+    for (size_t i = 0; i < all.n; i++) fprintf(f, "  %-13s %s\n", list[i]->table.command, list[i]->table.title);
+    fprintf(f, "\n`kvroute help COMMAND` explains one; `kvroute version` prints the version.\n");
 }
 
 /* Large blocks are mapped, so they go back to the system when they are freed. Left to itself glibc stops doing that for blocks of
@@ -41,12 +32,22 @@ static void map_large_blocks(void)
 #endif
 }
 
-static int run(int (*command)(int argc, char **argv), int argc, char **argv)
+static int run(const struct command *command, int argc, char **argv)
 {
+    kvr_log_set_spoken(true);
     int rc = log_from_environment();
-    if (rc == 0) rc = command(argc, argv);
+    if (rc == 0) rc = command->run_of_all ? command->run_of_all(&all, argc, argv) : command->run(argc, argv);
     kvr_log_finish();
     return rc;
+}
+
+static void say_unknown(const char *name)
+{
+    struct kvr_nearest near = {.wanted = name};
+    for (size_t i = 0; i < all.n && name; i++) kvr_nearest_offer(&near, list[i]->table.command);
+    if (near.best) kvr_log_error("kvroute: unknown command '%s'; did you mean %s?", name, near.best);
+    else if (name) kvr_log_error("kvroute: unknown command '%s'", name);
+    else kvr_log_error("kvroute: a command is missing");
 }
 
 int main(int argc, char **argv)
@@ -54,6 +55,8 @@ int main(int argc, char **argv)
     const char *name = argc > 1 ? argv[1] : "";
     map_large_blocks();
     (void)signal(SIGHUP, SIG_IGN); /* those with something to read again do so; nobody dies of it */
+    const struct command *explained = argc > 2 && !strcmp(name, "help") ? commands_find(&all, argv[2]) : NULL;
+    if (explained) return run(explained, argc > 3 ? 3 : 2, (char *[]){argv[2], (char[]){"--help"}, argc > 3 ? argv[3] : NULL, NULL});
     if (!strcmp(name, "help") || !strcmp(name, "--help") || !strcmp(name, "-h")) {
         print_commands(stdout);
         return 0;
@@ -62,10 +65,10 @@ int main(int argc, char **argv)
         printf("kvroute %s\n", kvr_version());
         return 0;
     }
-    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
-        if (!strcmp(name, commands[i].name)) return run(commands[i].run, argc - 1, argv + 1);
-    if (argc > 1) kvr_log_error("kvroute: unknown command '%s'", name);
-    else kvr_log_error("kvroute: a command is missing");
+    const struct command *command = commands_find(&all, name);
+    if (command) return run(command, argc - 1, argv + 1);
+    kvr_log_set_spoken(true);
+    say_unknown(argc > 1 ? name : NULL);
     fputc('\n', stderr);
     print_commands(stderr);
     return 2;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Short forms of option rows for a subcommand whose options are OPTIONS, defined before this is included. */
+/* Short forms of option rows for a subcommand whose options are OPTIONS, defined before this is included; FIELD(name), where the options
+ * of the program are a part of these. */
 #ifndef KVR_CLI_OPTION_ROWS_H
 #define KVR_CLI_OPTION_ROWS_H
 
@@ -7,7 +8,10 @@
 
 #include "cli/options.h"
 
-#define AT(field) offsetof(OPTIONS, field)
+#ifndef FIELD
+#define FIELD(name) name
+#endif
+#define AT(field) offsetof(OPTIONS, FIELD(field))
 #define NUM(name, field, initial, min, max, help)                                                                                          \
     {                                                                                                                                      \
         name, OPT_U64, AT(field), initial, min, max, NULL, help, NULL, NULL                                                                \

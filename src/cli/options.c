@@ -9,6 +9,7 @@
 
 #include "base/base.h"
 #include "base/log.h"
+#include "base/nearest.h"
 #include "cli/options_parse.h"
 
 static int assign(struct options_parse *p, const struct option_row *r, const char *value, int source, const char *prefix)
@@ -21,7 +22,7 @@ static int assign(struct options_parse *p, const struct option_row *r, const cha
 
 static const struct option_row *row_of_type(const struct options_parse *p, const char *name, enum option_type type)
 {
-    const struct option_row *r = options_row(p, name);
+    const struct option_row *r = options_row(p->t, name);
     return r && r->type == type ? r : NULL;
 }
 
@@ -29,8 +30,9 @@ static const struct option_row *row_of_type(const struct options_parse *p, const
 static void apply_log(const struct options_parse *p)
 {
     const struct option_row *format = row_of_type(p, "log-format", OPT_ENUM), *level = row_of_type(p, "log-level", OPT_ENUM);
-    if (format && p->set[format - p->rows]) kvr_log_set_format(*(const enum kvr_log_format *)(const void *)(p->options + format->offset));
-    if (level && p->set[level - p->rows]) kvr_log_set_level(*(const enum kvr_log_level *)(const void *)(p->options + level->offset));
+    if (format && p->set[format - p->t->rows])
+        kvr_log_set_format(*(const enum kvr_log_format *)(const void *)(p->options + format->offset));
+    if (level && p->set[level - p->t->rows]) kvr_log_set_level(*(const enum kvr_log_level *)(const void *)(p->options + level->offset));
 }
 
 /* ---- environment and flags --------------------------------------------------------------------------- */
@@ -38,16 +40,17 @@ static void apply_log(const struct options_parse *p)
 static int read_environment(struct options_parse *p)
 {
     char name[128];
-    for (size_t i = 0; i < p->n; i++) {
-        options_env_name(p->rows[i].name, name, sizeof name);
-        char *v = getenv(name);
-        if (v) options_row_given(p, p->rows[i].name);
-        if (!v && p->rows[i].env) {
-            v = getenv(p->rows[i].env);
-            snprintf(name, sizeof name, "%s", p->rows[i].env);
-        }
-        const struct option_row *r = options_row(p, p->rows[i].name);
+    for (size_t i = 0; i < p->t->n; i++) {
+        const struct option_row *row = &p->t->rows[i], *r = options_row(p->t, row->name);
+        if (row->type >= OPT_GROUP) continue;
         KVR_ASSERT(r != NULL);
+        options_env_name(row->name, name, sizeof name);
+        char *v = getenv(name);
+        if (v) options_row_given(p, row->name);
+        if (!v && row->env) {
+            v = getenv(row->env);
+            snprintf(name, sizeof name, "%s", row->env);
+        }
         if (!v || options_only_flag(r)) continue;
         if (r->type != OPT_LIST && r->type != OPT_ENTRIES) {
             char prefix[160];
@@ -67,7 +70,7 @@ static int read_environment(struct options_parse *p)
 
 static int read_flag(struct options_parse *p, const char *flag, const char *value)
 {
-    bool negated = strncmp(flag, "no-", 3) == 0 && !options_row(p, flag);
+    bool negated = strncmp(flag, "no-", 3) == 0 && !options_row(p->t, flag);
     const struct option_row *r = options_row_given(p, negated ? flag + 3 : flag);
     KVR_ASSERT(r != NULL);
     if (r->type == OPT_BOOL) return assign(p, r, negated ? "false" : value ? value : "true", SOURCE_FLAG, "--");
@@ -80,44 +83,69 @@ static bool is_early(const char *flag)
     return !strcmp(flag, "config") || !strcmp(flag, "log-format") || !strcmp(flag, "log-level");
 }
 
-static int read_flags(struct options_parse *p, const char *usage, int argc, char **argv, bool early)
+/* `--help TOPIC`, and `--help=TOPIC`. */
+static int help(const struct options_parse *p, const char *topic, const char *next)
 {
-    struct option *longs = calloc(2 * p->n + 2, sizeof *longs);
-    char(*negated)[96] = calloc(p->n, sizeof *negated);
-    int rc = longs && negated ? 0 : 2, at = 0;
-    for (size_t i = 0; i < p->n && rc == 0; i++) {
-        const struct option_row *r = options_row(p, p->rows[i].name);
+    if (!topic && next && *next != '-') topic = next;
+    if (options_print_help(p->t, topic) == 0) return 1;
+    struct kvr_nearest near = {.wanted = topic};
+    for (const struct option_row *g = NULL; (g = options_next_group(p->t, g));) kvr_nearest_offer(&near, g->name);
+    const char *negation = "", *name = near.best ? near.best : options_nearest(p->t, topic, &negation);
+    if (name) return options_tell(p, "--help: there is no group or option '%s'; did you mean %s?", topic, name);
+    return options_tell(p, "--help: there is no group or option '%s'; `kvroute %s --help` names them", topic, p->t->command);
+}
+
+static int say_unknown(const struct options_parse *p, const char *flag)
+{
+    char name[96];
+    const char *negation = "", *near = NULL;
+    snprintf(name, sizeof name, "%.*s", (int)strcspn(flag, "="), flag);
+    if (!strncmp(name, "--", 2)) near = options_nearest(p->t, name + 2, &negation);
+    if (near) return options_tell(p, "unknown option '%s'; did you mean --%s%s?", flag, negation, near);
+    return options_tell(p, "unknown option '%s'; `kvroute %s --help all` lists the options", flag, p->t->command);
+}
+
+/* What getopt is told of the rows; `negated` has room for "no-NAME" of each. */
+static void list_flags(const struct options_parse *p, struct option *longs, char (*negated)[96])
+{
+    for (size_t i = 0; i < p->t->n; i++) {
+        const struct option_row *row = &p->t->rows[i], *r = options_row(p->t, row->name);
+        if (row->type >= OPT_GROUP) continue;
         KVR_ASSERT(r != NULL);
-        longs[at++] = (struct option){p->rows[i].name, r->type == OPT_BOOL ? optional_argument : required_argument, NULL, 1};
+        *longs++ = (struct option){row->name, r->type == OPT_BOOL ? optional_argument : required_argument, NULL, 1};
         if (r->type != OPT_BOOL || options_only_flag(r)) continue;
-        snprintf(negated[i], sizeof negated[i], "no-%s", p->rows[i].name);
-        longs[at++] = (struct option){negated[i], no_argument, NULL, 1};
+        snprintf(negated[i], sizeof negated[i], "no-%s", row->name);
+        *longs++ = (struct option){negated[i], no_argument, NULL, 1};
     }
-    if (rc == 0) longs[at] = (struct option){"help", optional_argument, NULL, 'h'};
+    *longs = (struct option){"help", optional_argument, NULL, 'h'};
+}
+
+static int read_flags(struct options_parse *p, int argc, char **argv, bool early)
+{
+    struct option *longs = calloc(2 * p->t->n + 2, sizeof *longs);
+    char(*negated)[96] = calloc(p->t->n + 1, sizeof *negated);
+    int rc = longs && negated ? 0 : 2;
+    if (rc == 0) list_flags(p, longs, negated);
     optind = 0;
     opterr = 0;
     while (rc == 0) {
-        int index = 0, arg = optind ? optind : 1, c = getopt_long(argc, argv, ":h", longs, &index);
+        char short_flag[3] = "-";
+        int index = 0, c = getopt_long(argc, argv, ":h", longs, &index);
         if (c == -1) break;
         if (c == 'h') {
-            if (optarg && !strcmp(optarg, "markdown")) options_print_markdown(p);
-            else options_print_help(usage, p);
-            rc = 1;
+            rc = help(p, optarg, optind < argc ? argv[optind] : NULL);
         } else if (c == ':') {
-            kvr_log_error("kvroute %s: %s needs a value", p->command, argv[optind - 1]);
-            rc = 2;
+            rc = options_tell(p, "%s needs a value", argv[optind - 1]);
         } else if (c == '?') {
-            kvr_log_error("kvroute %s: unknown option '%s'; `kvroute %s --help` lists the options", p->command, argv[arg], p->command);
-            rc = 2;
+            short_flag[1] = (char)optopt;
+            rc = say_unknown(p, optopt > 1 ? short_flag : argv[optind - 1]);
         } else if (early == is_early(longs[index].name)) {
             rc = read_flag(p, longs[index].name, optarg);
             apply_log(p);
         }
     }
-    if (rc == 0 && optind < argc) {
-        kvr_log_error("kvroute %s: unexpected argument '%s'", p->command, argv[optind]);
-        rc = 2;
-    }
+    if (rc == 0 && optind < argc && !p->t->operands) rc = options_tell(p, "unexpected argument '%s'", argv[optind]);
+    if (rc == 0) p->operands = argv + optind, p->operands_n = (size_t)(argc - optind);
     free(longs);
     free(negated);
     return rc;
@@ -125,89 +153,87 @@ static int read_flags(struct options_parse *p, const char *usage, int argc, char
 
 static int parse_init(struct options_parse *p)
 {
+    size_t n = p->t->n;
     int rc = 0;
-    p->set = calloc(p->n, sizeof *p->set);
-    p->warned = calloc(p->n, sizeof *p->warned);
-    p->lines = calloc(p->n, sizeof *p->lines);
-    p->given = calloc(p->n, sizeof *p->given);
+    p->set = calloc(n + 1, sizeof *p->set);
+    p->warned = calloc(n + 1, sizeof *p->warned);
+    p->lines = calloc(n + 1, sizeof *p->lines);
+    p->given = calloc(n + 1, sizeof *p->given);
     if (!p->set || !p->warned || !p->lines || !p->given) return options_tell(p, "out of memory");
-    for (size_t i = 0; i < p->n && rc == 0; i++)
-        if (p->rows[i].initial && !p->rows[i].alias_of) rc = assign(p, &p->rows[i], p->rows[i].initial, SOURCE_DEFAULT, "default of ");
+    for (const struct option_row *r = p->t->rows; r < p->t->rows + n && rc == 0; r++)
+        if (r->initial && options_own(r)) rc = assign(p, r, r->initial, SOURCE_DEFAULT, "default of ");
     return rc;
 }
 
 /* Of each row its line in the file, where the file's value is the one that counts. */
 static void parse_end(struct options_parse *p, struct options_from *from)
 {
-    for (size_t i = 0; p->set && p->lines && i < p->n; i++)
+    for (size_t i = 0; p->set && p->lines && i < p->t->n; i++)
         if (p->set[i] != SOURCE_FILE) p->lines[i] = 0;
-    for (size_t i = 0; p->set && p->given && i < p->n; i++) p->given[i] = p->set[i] != SOURCE_DEFAULT;
-    if (from) *from = (struct options_from){p->file, p->lines, p->given};
+    for (size_t i = 0; p->set && p->given && i < p->t->n; i++) p->given[i] = p->set[i] != SOURCE_DEFAULT;
+    if (from) *from = (struct options_from){p->operands, p->operands_n, p->file, p->lines, p->given};
     else free(p->lines), free(p->given);
     free(p->set);
     free(p->warned);
 }
 
-int options_parse(const char *usage, const struct option_row *rows, size_t n, int argc, char **argv, void *options,
-                  struct options_from *from)
+int options_parse(const struct option_table *t, int argc, char **argv, void *options, struct options_from *from)
 {
-    struct options_parse p = {.rows = rows, .n = n, .options = options, .command = argv[0]};
+    struct options_parse p = {.t = t, .options = options};
     int rc = parse_init(&p);
-    const struct option_row *config = rc ? NULL : options_row(&p, "config");
-    if (rc == 0) rc = read_flags(&p, usage, argc, argv, true);
+    const struct option_row *config = rc ? NULL : options_row(t, "config");
+    if (rc == 0) rc = read_flags(&p, argc, argv, true);
     if (rc == 0 && config) {
         const char *path = *(char **)(void *)(p.options + config->offset);
         if (!path) path = getenv("KVROUTE_CONFIG");
         if (path) rc = options_read_yaml(&p, path);
     }
-    if (rc == 0) rc = read_environment(&p);
+    if (rc == 0 && !t->only_flags) rc = read_environment(&p);
     if (rc == 0) apply_log(&p);
-    if (rc == 0) rc = read_flags(&p, usage, argc, argv, false);
+    if (rc == 0) rc = read_flags(&p, argc, argv, false);
     parse_end(&p, from);
     return rc;
 }
 
-int options_parse_file(const char *command, const struct option_row *rows, size_t n, const char *path, const struct options_ear *ear,
-                       void *options, struct options_from *from)
+int options_parse_file(const struct option_table *t, const char *path, const struct options_ear *ear, void *options,
+                       struct options_from *from)
 {
-    struct options_parse p = {.rows = rows, .n = n, .options = options, .command = command, .ear = ear};
+    struct options_parse p = {.t = t, .options = options, .ear = ear};
     int rc = parse_init(&p);
     if (rc == 0) rc = options_read_yaml(&p, path);
     parse_end(&p, from);
     return rc;
 }
 
-int options_parse_text(const char *command, const struct option_row *rows, size_t n, const char *name, const char *text, size_t len,
-                       const struct options_ear *ear, void *options, struct options_from *from)
+int options_parse_text(const struct option_table *t, const char *name, const char *text, size_t len, const struct options_ear *ear,
+                       void *options, struct options_from *from)
 {
-    struct options_parse p = {.rows = rows, .n = n, .options = options, .command = command, .ear = ear};
+    struct options_parse p = {.t = t, .options = options, .ear = ear};
     int rc = parse_init(&p);
     if (rc == 0) rc = options_read_text(&p, name, text, len);
     parse_end(&p, from);
     return rc;
 }
 
-size_t options_line(const struct options_from *from, const struct option_row *rows, size_t n, const char *name)
+size_t options_line(const struct options_from *from, const struct option_table *t, const char *name)
 {
-    for (size_t i = 0; from->lines && i < n; i++)
-        if (!strcmp(rows[i].name, name)) return from->lines[i];
-    return 0;
+    const struct option_row *r = options_row(t, name);
+    return from->lines && r ? from->lines[r - t->rows] : 0;
 }
 
-bool options_given(const struct options_from *from, const struct option_row *rows, size_t n, const char *name)
+bool options_given(const struct options_from *from, const struct option_table *t, const char *name)
 {
-    for (size_t i = 0; from->given && i < n; i++)
-        if (!strcmp(rows[i].name, name)) return from->given[i];
-    return false;
+    const struct option_row *r = options_row(t, name);
+    return from->given && r && from->given[r - t->rows];
 }
 
-void options_free(const struct option_row *rows, size_t n, void *options, struct options_from *from)
+void options_free(const struct option_table *t, void *options, struct options_from *from)
 {
-    for (size_t i = 0; i < n; i++) {
-        void *place = (char *)options + rows[i].offset;
-        if (rows[i].alias_of) continue;
-        if (rows[i].type == OPT_STRING || rows[i].type == OPT_WORDS || rows[i].type == OPT_PAIRS) free(*(char **)place);
-        options_clear(&rows[i], place);
+    for (const struct option_row *r = t->rows; r < t->rows + t->n; r++) {
+        void *place = (char *)options + r->offset;
+        if (!options_own(r)) continue;
+        if (r->type == OPT_STRING || r->type == OPT_WORDS || r->type == OPT_PAIRS) free(*(char **)place);
+        options_clear(r, place);
     }
     if (!from) return;
     free(from->lines);

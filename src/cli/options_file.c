@@ -130,16 +130,19 @@ static int set_value(const struct kvr_yaml *y, struct assignment *a, yaml_node_t
     return kvr_yaml_refuse(y, v, a->key, must_be(type));
 }
 
-/* Who wrote _ for - is told. */
+/* Who wrote _ for - is told, and who wrote nearly a key's name. */
 static void say_unknown(struct options_parse *p, const char *key, char *out, size_t cap)
 {
     char dashes[96];
     snprintf(dashes, sizeof dashes, "%s", key);
     for (char *c = dashes; *c; c++) *c = *c == '_' ? '-' : *c;
-    const struct option_row *r = options_row(p, dashes);
+    const struct option_row *r = options_row(p->t, dashes);
+    const char *negation = "", *near = NULL;
     if (!r) r = options_row_negated(p, dashes);
+    if (!r) near = options_nearest(p->t, dashes, &negation);
     if (r && !options_only_flag(r)) snprintf(out, cap, "unknown key '%.80s'; allowed: %.80s", key, dashes);
-    else snprintf(out, cap, "unknown key '%.80s'; `kvroute %s --help` lists the keys", key, p->command);
+    else if (near) snprintf(out, cap, "unknown key '%.80s'; did you mean %s%s?", key, negation, near);
+    else snprintf(out, cap, "unknown key '%.80s'; `kvroute %s --help all` lists the keys", key, p->t->command);
 }
 
 static int file_key(const struct kvr_yaml *y, const char *key, const yaml_node_t *key_node, yaml_node_t *v, void *arg)
@@ -155,7 +158,7 @@ static int file_key(const struct kvr_yaml *y, const char *key, const yaml_node_t
         say_unknown(p, key, why, sizeof why);
         return kvr_yaml_refuse(y, key_node, key, why);
     }
-    size_t *line = &p->lines[a.row - p->rows], earlier = *line;
+    size_t *line = &p->lines[a.row - p->t->rows], earlier = *line;
     *line = key_node->start_mark.line + 1;
     if (earlier && a.row->type != OPT_BOOL) {
         snprintf(why, sizeof why, "it is another name of what line %zu says; allowed: one of the two", earlier);

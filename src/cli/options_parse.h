@@ -6,39 +6,34 @@
  *       |    options_file.c   YAML
  *       |    options_help.c   --help
  *     options_values.c        rows, and values from texts
+ *     options_rows.c          names and groups of rows
  */
 #ifndef KVR_CLI_OPTIONS_PARSE_H
 #define KVR_CLI_OPTIONS_PARSE_H
 
 #include "cli/options.h"
+#include "cli/options_rows.h"
 
 enum { SOURCE_DEFAULT, SOURCE_FILE, SOURCE_ENVIRONMENT, SOURCE_FLAG };
 
 struct options_parse {
-    const struct option_row *rows;
-    size_t n;
+    const struct option_table *t;
     char *options;
     unsigned char *set;    /* who set a row last: SOURCE_... */
     unsigned char *warned; /* deprecated rows that have been spoken of */
     size_t *lines;         /* where the file sets a row; 0: nowhere */
     bool *given;           /* by row, at the end: somebody said it */
-    const char *command;
-    const char *file; /* NULL: none was read */
-    size_t line;      /* of what is assigned now, while the file is read */
+    const char *file;      /* NULL: none was read */
+    char **operands;
+    size_t operands_n;
+    size_t line; /* of what is assigned now, while the file is read */
     const struct options_ear *ear;
 };
 
-/* The row of a name, or of what it is an alias of. NULL: there is none. */
-const struct option_row *options_row(const struct options_parse *p, const char *name);
-/* The same, for a name that a user wrote: it warns of deprecated ones. */
+/* options_row, for a name that a user wrote: it warns of deprecated ones. */
 const struct option_row *options_row_given(struct options_parse *p, const char *name);
 /* The row that "no-NAME" is the opposite of. NULL: none. */
 const struct option_row *options_row_negated(struct options_parse *p, const char *name);
-
-/* One that is no key of a file, and is not read with the other variables. */
-bool options_only_flag(const struct option_row *r);
-/* One that is not read from the environment at all. */
-bool options_no_variable(const struct option_row *r);
 
 /* Does somebody of a higher rank say it, so that the value of `source` does not count? Else it is the first of its source, or one more. */
 bool options_take(struct options_parse *p, const struct option_row *r, int source);
@@ -59,8 +54,7 @@ int options_read_yaml(struct options_parse *p, const char *path);
 /* The same from memory; `name` stands for the file, and outlives p. */
 int options_read_text(struct options_parse *p, const char *name, const char *text, size_t len);
 
-void options_env_name(const char *name, char *out, size_t cap);
-void options_print_help(const char *usage, const struct options_parse *p);
-void options_print_markdown(const struct options_parse *p);
+/* What --help says; of `topic`: NULL, all, a group, an option, markdown. Returns: 0, or -1: there is no such topic. */
+int options_print_help(const struct option_table *t, const char *topic);
 
 #endif

@@ -15,39 +15,22 @@
 #include "base/log.h"
 #include "cli/options_parse.h"
 
-const struct option_row *options_row(const struct options_parse *p, const char *name)
-{
-    for (size_t i = 0; i < p->n; i++)
-        if (strcmp(p->rows[i].name, name) == 0) return p->rows[i].alias_of ? options_row(p, p->rows[i].alias_of) : &p->rows[i];
-    return NULL;
-}
-
-bool options_only_flag(const struct option_row *r)
-{
-    return !strcmp(r->name, "config") || options_no_variable(r);
-}
-
-bool options_no_variable(const struct option_row *r)
-{
-    return !strcmp(r->name, "check");
-}
-
 const struct option_row *options_row_negated(struct options_parse *p, const char *name)
 {
-    if (strncmp(name, "no-", 3) != 0 || options_row(p, name)) return NULL;
+    if (strncmp(name, "no-", 3) != 0 || options_row(p->t, name)) return NULL;
     const struct option_row *r = options_row_given(p, name + 3);
     return r && r->type == OPT_BOOL && !options_only_flag(r) ? r : NULL;
 }
 
 const struct option_row *options_row_given(struct options_parse *p, const char *name)
 {
-    for (size_t i = 0; i < p->n; i++) {
-        const struct option_row *r = &p->rows[i];
+    for (size_t i = 0; i < p->t->n; i++) {
+        const struct option_row *r = &p->t->rows[i];
         if (strcmp(r->name, name) || !r->alias_of || !r->values || p->warned[i]) continue;
-        kvr_log_warning("kvroute %s: warning: %s is deprecated; use %s", p->command, name, r->alias_of);
+        kvr_log_warning("kvroute %s: %s is deprecated; use %s", p->t->command, name, r->alias_of);
         p->warned[i] = 1;
     }
-    return options_row(p, name);
+    return options_row(p->t, name);
 }
 
 static void say_allowed(const struct option_row *r, char *out, size_t cap)
@@ -66,6 +49,8 @@ static void say_allowed(const struct option_row *r, char *out, size_t cap)
     case OPT_PAIRS:
     case OPT_ENTRIES:
     case OPT_LIST: snprintf(out, cap, "a text that is not empty"); break;
+    case OPT_GROUP:
+    case OPT_MORE: break;
     }
 }
 
@@ -89,7 +74,7 @@ int options_tell(const struct options_parse *p, const char *fmt, ...)
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
     if (p->ear) p->ear->fn(p->ear->arg, text);
-    else kvr_log_error("kvroute %s: %s", p->command, text);
+    else kvr_log_error("kvroute %s: %s", p->t->command, text);
     return 2;
 }
 
@@ -215,7 +200,7 @@ void options_clear(const struct option_row *r, void *place)
 
 bool options_take(struct options_parse *p, const struct option_row *r, int source)
 {
-    size_t at = (size_t)(r - p->rows);
+    size_t at = (size_t)(r - p->t->rows);
     if (p->set[at] > source) return false;
     if (p->set[at] < source) options_clear(r, p->options + r->offset);
     p->set[at] = (unsigned char)source;
@@ -242,6 +227,8 @@ bool options_set(struct options_parse *p, const struct option_row *r, const char
     case OPT_ENUM: return options_enum(value, r->values, place);
     case OPT_LIST: return *value && list_add(place, value) == 0;
     case OPT_ENTRIES: return add_entry_text(p, place, value);
+    case OPT_GROUP:
+    case OPT_MORE: break;
     }
     return false;
 }

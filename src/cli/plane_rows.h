@@ -7,16 +7,17 @@
 
 #define PLANE_AT(at, field) (at) + offsetof(struct kvr_plane_options, field)
 #define PLANE_ROWS(at)                                                                                                                     \
-    {"event-plane",                                                                                                                        \
-     OPT_ENUM,                                                                                                                             \
-     PLANE_AT(at, plane),                                                                                                                  \
-     "zmq",                                                                                                                                \
-     0,                                                                                                                                    \
-     0,                                                                                                                                    \
-     "zmq|nats|jetstream",                                                                                                                 \
-     "what carries KV events: each publisher's own socket, a NATS server, or one that keeps them (JetStream)",                             \
-     NULL,                                                                                                                                 \
-     "DYN_EVENT_PLANE"},                                                                                                                   \
+    GROUP("plane", "Event plane: ZMQ, NATS, JetStream"), MORE,                                                                             \
+        {"event-plane",                                                                                                                    \
+         OPT_ENUM,                                                                                                                         \
+         PLANE_AT(at, plane),                                                                                                              \
+         "zmq",                                                                                                                            \
+         0,                                                                                                                                \
+         0,                                                                                                                                \
+         "zmq|nats|jetstream",                                                                                                             \
+         "what carries KV events: each publisher's own socket, a NATS server, or one that keeps them (JetStream)",                         \
+         NULL,                                                                                                                             \
+         "DYN_EVENT_PLANE"},                                                                                                               \
         {"namespace",                                                                                                                      \
          OPT_STRING,                                                                                                                       \
          PLANE_AT(at, name_space),                                                                                                         \

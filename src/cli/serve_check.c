@@ -14,7 +14,7 @@ static size_t line_of(const struct serve_checker *c, const char *keys)
     for (const char *k = keys; c->from && c->from->file && k && !line;) {
         size_t n = strcspn(k, "|");
         snprintf(name, sizeof name, "%.*s", (int)n, k);
-        line = options_line(c->from, c->rows, c->n, name);
+        line = options_line(c->from, c->options, name);
         k = k[n] ? k + n + 1 : NULL;
     }
     return line;

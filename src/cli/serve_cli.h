@@ -20,17 +20,13 @@ struct serve_cli {
 /* Who counts and tells what is wrong. */
 struct serve_checker {
     const char *command;
-    const struct option_row *rows;
-    size_t n;
+    const struct option_table *options;
     const struct options_from *from; /* NULL: no file of options */
     bool plain;                      /* on stderr as they are, by file and line, not in the log */
     struct file_lines findings;      /* that were not printed yet */
     unsigned wrong;                  /* findings so far */
     unsigned unread;                 /* files that could not be checked */
 };
-
-/* The options of serve. */
-const struct option_row *serve_cli_rows(size_t *n);
 
 /* What follows from options, and whether they go together. */
 void serve_cli_rules(struct serve_cli *cli, struct serve_checker *c);

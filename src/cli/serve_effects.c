@@ -19,16 +19,16 @@ struct effect {
 
 static bool is_given(const struct serve_checker *c, const char *name)
 {
-    return c->from && options_given(c->from, c->rows, c->n, name);
+    return c->from && options_given(c->from, c->options, name);
 }
 
 static void tell_one(const struct serve_checker *c, const char *name, const char *why)
 {
-    size_t line = c->from->file ? options_line(c->from, c->rows, c->n, name) : 0;
+    size_t line = c->from->file ? options_line(c->from, c->options, name) : 0;
     char at[512] = "";
     if (line) snprintf(at, sizeof at, "%.480s:%zu: ", c->from->file, line);
     if (c->plain) printf("%swarning: %s has no effect %s\n", at, name, why);
-    else kvr_log_warning("kvroute %s: warning: %s%s has no effect %s", c->command, at, name, why);
+    else kvr_log_warning("kvroute %s: %s%s has no effect %s", c->command, at, name, why);
 }
 
 static void tell(const struct serve_checker *c, const struct effect *e)
@@ -122,7 +122,7 @@ static void view_effects(const struct serve_options *o, const struct serve_check
          "without event-plane nats or jetstream, discovery nats, replicas or a remote indexer over NATS"},
         {o->discovery != DISCOVERY_DNS, "discovery-scheme|discovery-worker|discovery-dns-server|discovery-interval",
          "without discovery dns"},
-        {!o->replica_sync_port, "replica-sync-bind|replica-sync-peers", "without replica-sync-port"},
+        {!o->replica_sync_port, "replica-sync-host|replica-sync-peers", "without replica-sync-port"},
         {!o->replica_sync, "replica-sync-transport", "without router-replica-sync"},
         {replicas, "replica-sync-port", "with replica-sync-transport nats"},
         {!nats, "advertise-host", "without NATS"},

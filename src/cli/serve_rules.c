@@ -25,7 +25,7 @@ static void apply_overlap_weight(struct serve_checker *c, struct serve_options *
         serve_checker_tell(c, "router-kv-overlap-score-weight", text);
         return;
     }
-    kvr_log_warning("kvroute %s: warning: router-kv-overlap-score-weight is deprecated; use router-prefill-load-scale", c->command);
+    kvr_log_warning("kvroute %s: router-kv-overlap-score-weight is deprecated; use router-prefill-load-scale", c->command);
     o->prefill_load_scale = v;
     if (v == 0) o->overlap_credit = 0;
 }

@@ -8,6 +8,7 @@
 
 /* clang-format off */
 #define TOKENIZER_ROWS(dirs, lib, profile, cache, use) \
+    GROUP("tokens", "Token ids of prompts"), MORE, \
     {"tokenizer-dir", OPT_LIST, dirs, NULL, 0, 0, "[MODEL=]DIR", \
      "the folder (tokenizer.json, chat template) of a model, or of all: " use, NULL, NULL}, \
     {"tokenizer-lib", OPT_STRING, lib, NULL, 0, 0, "FILE", \

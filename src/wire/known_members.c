@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "base/base.h"
+#include "base/nearest.h"
 
 struct search {
     const char *const *const *lists;
@@ -30,36 +31,16 @@ void kvr_unknown_members(struct kvr_json o, const char *const *const *lists, siz
     if (kvr_json_type_of(o) == KVR_JSON_OBJECT) (void)kvr_json_each(o, look_at, &s);
 }
 
-/* Characters to insert, remove or replace (Levenshtein), one row of the table at a time. Both are shorter than KVR_UNKNOWN_NAME_MAX. */
-static size_t distance(const char *a, const char *b)
-{
-    size_t row[KVR_UNKNOWN_NAME_MAX], m = strlen(b);
-    for (size_t k = 0; k <= m; k++) row[k] = k;
-    for (size_t i = 0; a[i]; i++) {
-        size_t corner = row[0];
-        row[0] = i + 1;
-        for (size_t k = 0; k < m; k++) {
-            size_t replaced = corner + (a[i] != b[k]);
-            corner = row[k + 1];
-            row[k + 1] = KVR_MIN(replaced, KVR_MIN(row[k], corner) + 1);
-        }
-    }
-    return row[m];
-}
-
 void kvr_unknown_member_say(const char *name, const char *const *const *lists, size_t lists_n, char *out, size_t cap)
 {
-    const char *nearest = NULL;
-    size_t least = strlen(name) / 2 + 1, at = 0;
+    struct kvr_nearest near = {.wanted = name};
+    size_t at = 0;
     for (size_t i = 0; i < lists_n; i++)
-        for (const char *const *k = lists[i]; *k; k++) {
-            size_t d = strlen(*k) < KVR_UNKNOWN_NAME_MAX ? distance(name, *k) : least;
-            if (d < least) least = d, nearest = *k;
-        }
+        for (const char *const *k = lists[i]; *k; k++) kvr_nearest_offer(&near, *k);
     int n = snprintf(out, cap, "unknown member '%s'; ", name);
     at = KVR_MIN((size_t)KVR_MAX(n, 0), cap - 1);
-    if (nearest) {
-        snprintf(out + at, cap - at, "did you mean '%s'?", nearest);
+    if (near.best) {
+        snprintf(out + at, cap - at, "did you mean '%s'?", near.best);
         return;
     }
     n = snprintf(out + at, cap - at, "allowed:");

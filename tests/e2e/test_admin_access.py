@@ -94,7 +94,7 @@ def test_the_admin_key_opens_everything_but_the_probes(start, tmp_path):
         assert page.status == 200 and b"Authorization" in page.body
 
 
-@pytest.mark.parametrize("command,option", [("serve", "--admin-key-file"), ("select", "--admin-key-file"), ("indexer", "--api-key-file")])
+@pytest.mark.parametrize("command,option", [("serve", "--admin-key-file"), ("select", "--api-key-file"), ("indexer", "--api-key-file")])
 def test_a_key_file_that_cannot_be_used_is_a_start_up_error(start, tmp_path, command, option):
     from conftest import Process
     empty = tmp_path / "empty"

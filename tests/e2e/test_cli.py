@@ -2,6 +2,7 @@
 """Command line: help, errors that name the key, configuration precedence, hash vectors."""
 import json
 import os
+import pty
 import re
 import socket
 import subprocess
@@ -21,24 +22,125 @@ def test_help_of_each_command(command):
     assert r.returncode == 0 and "--" in r.stdout and "default" in r.stdout
 
 
+TEXTS = os.path.join(os.path.dirname(__file__), "../../src/cli/help")
+COMMANDS = sorted({f.removesuffix(".txt") for f in os.listdir(TEXTS)} - {"kvroute.yaml"})
+GROUPED = ["serve", "select", "indexer", "publish", "mock", "replay"]
+
+
+def shown(text):
+    """Names of the options in what --help says."""
+    return [n for n in re.findall(r"^  --(?:\[no-\])?(\S+)", text, re.M) if n != "help"]
+
+
+def groups_of(command):
+    return re.findall(r"^  (\w+) +.* \(\d+\)$", run(command, "--help").stdout, re.M)
+
+
 def test_help_is_that_of_the_file():
-    folder = os.path.join(os.path.dirname(__file__), "../../src/cli/help")
-    for name in sorted(os.listdir(folder)):
-        text = open(os.path.join(folder, name), encoding="utf-8").read().split("\n", 1)[1]
-        said = run(name.removesuffix(".txt"), "--help").stdout
-        assert text.startswith("usage: ") and (said == text or said.startswith(text + "\nOptions (")), name
+    for name in COMMANDS:
+        text = open(os.path.join(TEXTS, name + ".txt"), encoding="utf-8").read().split("\n", 1)[1]
+        assert text.startswith("usage: ") and " ".join(run(name, "--help").stdout.split()).startswith(" ".join(text.split())), name
 
 
-def test_help_without_a_table_has_the_log_options_of_the_tables():
-    rows = re.findall(r"--(?:log-format|log-level) \S+", run("serve", "--help").stdout)
-    assert len(rows) == 2
-    for command in ("check", "doctor", "replay-events"):
-        assert re.findall(r"--(?:log-format|log-level) \S+", run(command, "--help").stdout) == rows, command
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_fits_a_terminal(command):
+    for topic in [], ["all"]:
+        r = run(command, "--help", *topic)
+        usage, rest = r.stdout.split("\n\n", 1)
+        wide = [l for l in rest.splitlines() if len(l) > 80 and " " in l.strip() and not re.match(r"  --\S+ \S+$", l)]
+        assert r.returncode == 0 and not wide and not r.stderr, wide
+    assert {"log-format", "log-level"} <= set(shown(r.stdout))
+
+
+def test_help_shows_what_matters_and_where_the_rest_is():
+    said = run("serve", "--help").stdout
+    some = shown(said)
+    assert 15 <= len(some) <= 25 and {"worker", "port", "router-mode", "tls-cert", "api-key-file"} <= set(some)
+    assert "kvroute serve --help all" in said and "tls" in groups_of("serve")
+    assert len(said.splitlines()) < 90
+    assert run("help", "serve").stdout == said and run("help", "serve", "tls").stdout == run("serve", "--help=tls").stdout
+
+
+@pytest.mark.parametrize("command", GROUPED)
+def test_groups_are_all_options_each_once(command):
+    every = shown(run(command, "--help", "all").stdout)
+    by_group = [n for g in groups_of(command) for n in shown(run(command, "--help", g).stdout)]
+    assert sorted(every) == sorted(by_group) and len(set(every)) == len(every) > len(shown(run(command, "--help").stdout))
+
+
+def test_a_topic_is_an_option_too_and_one_that_is_none_is_named():
+    assert shown(run("serve", "--help", "router-kv-events").stdout) == ["router-kv-events"]
+    assert "--kv-events" in run("serve", "--help", "router-kv-events").stdout
+    r = run("serve", "--help", "tsl")
+    assert r.returncode == 2 and "'tsl'" in r.stderr and "did you mean tls?" in r.stderr and not r.stdout
+
+
+@pytest.mark.parametrize("args,meant", [
+    (["serv"], "serve"), (["replay-event"], "replay-events"), (["doctr"], "doctor"),
+    (["serve", "--prot", "1"], "--port"), (["serve", "--worker=x", "--no-router-kw-events"], "--no-router-kv-events"),
+    (["serve", "--queue-threshold", "1"], "--router-queue-threshold"), (["doctor", "--jsn"], "--json"), (["hash", "--lora-nam=x", "--tokns"], "--tokens"),
+    (["mock", "--nun-gpu-blocks=7"], "--num-gpu-blocks"),
+])
+def test_what_is_nearly_a_name_is_guessed(args, meant):
+    r = run(*args)
+    assert r.returncode == 2 and f"did you mean {meant}?" in r.stderr, r.stderr
+
+
+OLD_NAMES = {"indexer": {"bind": "host", "model-name": "model", "max-bytes": "index-max-bytes"},
+             "select": {"admin-key-file": "api-key-file", "admin-allowed-hosts": "allowed-hosts", "replica-sync-bind": "replica-sync-host"},
+             "serve": {"replica-sync-bind": "replica-sync-host"}, "publish": {"engine-metrics-max-age": "engine-load-max-age"},
+             "mock": {"kv-events": "events", "kv-replay": "replay", "lora": "lora-name", "speedup-ratio": "speedup"},
+             "replay": {"vocab": "vocab-size", "json": "report"}, "replay-events": {"to": "url", "model-name": "model"}}
+
+
+@pytest.mark.parametrize("command", OLD_NAMES)
+def test_old_names_are_other_names_of_the_new_ones(command):
+    for old, new in OLD_NAMES[command].items():
+        r = run(command, "--help", old)
+        assert shown(r.stdout) == [new] and re.search(rf"other names: (--\S+ )*--{old}\b", " ".join(r.stdout.split())), r.stdout
+
+
+def test_an_old_name_does_what_the_new_one_does(tmp_path):
+    for flag in "--model", "--model-name", "--model=", "--model-name=":
+        words = [flag + "x"] if flag.endswith("=") else [flag, "x"]
+        r = run("replay-events", *words, "--to", "ftp://x", tmp_path / "none")
+        assert "--url: 'ftp://x' is no URL" in r.stderr
+    for env in {"KVROUTE_BIND": "nowhere.invalid"}, {"KVROUTE_HOST": "nowhere.invalid"}:
+        r = run("indexer", "--port", free_ports(), env=env)
+        assert r.returncode and "nowhere.invalid" in r.stderr, r.stderr
+
+
+def test_what_is_near_no_name_is_not_guessed():
+    for args in ["xyzzy"], ["serve", "--xyzzy"], ["serve", "--help", "xyzzy"]:
+        r = run(*args)
+        assert r.returncode == 2 and "xyzzy" in r.stderr and "did you mean" not in r.stderr, r.stderr
+
+
+def test_errors_of_the_command_line_are_plain_lines():
+    for args, line in [(["serv"], "kvroute: unknown command 'serv'; did you mean serve?"),
+                       (["serve", "--prot"], "kvroute serve: unknown option '--prot'; did you mean --port?"),
+                       (["serve", "--otlp-endpoint", "x", "--router-durable-kv-events", "--no-router-kv-events"],
+                        "kvroute serve: no-router-kv-events and router-durable-kv-events (event-plane jetstream) exclude each other: "
+                        "no event would be followed"),
+                       (["select", "--kv-overlap-score-weight", "x"],
+                        "kvroute select: warning: kv-overlap-score-weight is deprecated; use router-kv-overlap-score-weight")]:
+        assert run(*args).stderr.splitlines()[0] == line
+
+
+@pytest.mark.parametrize("env,coloured", [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
+def test_errors_are_coloured_on_a_terminal_that_is_for_it(env, coloured):
+    ours, theirs = pty.openpty()
+    clean = {k: v for k, v in os.environ.items() if k != "NO_COLOR"}
+    r = subprocess.run([BINARY, "hash", "--xyzzy"], stderr=theirs, stdout=theirs, env={**clean, "TERM": "xterm", **env})
+    os.close(theirs)
+    said = os.read(ours, 4096)
+    os.close(ours)
+    assert r.returncode == 2 and said.startswith(b"\x1b[1;31mkvroute hash:\x1b[0m unknown" if coloured else b"kvroute hash: unknown"), said
+    assert b"\x1b" not in run("hash", "--xyzzy").stderr.encode()
 
 
 def test_help_lists_commands():
-    r = run("help")
-    assert r.returncode == 0 and all(c in r.stdout for c in ("serve", "select", "indexer", "mock", "replay", "hash"))
+    assert sorted(re.findall(r"^  (\S+) ", run("help").stdout, re.M)) == COMMANDS
 
 
 @pytest.mark.parametrize("args", [[], ["frobnicate"]])
@@ -119,6 +221,8 @@ def test_port_taken():
 
 @pytest.mark.parametrize("text,words", [
     ("frobnicate: 1\n", ["frobnicate"]),
+    ("router-modes: kv\n", ["router-modes", "did you mean router-mode?"]),
+    ("no_kv_event: true\n", ["no_kv_event", "did you mean no-kv-events?"]),
     ("port: x\n", ["port", "'x'"]),
     ("- a\n", ["mapping"]),
     ("port: [1, 2]\n", ["port", "single value"]),

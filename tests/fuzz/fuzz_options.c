@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/base.h"
+#include "cli/commands.h"
 #include "cli/serve_cli.h"
 
 static void on_wrong(void *arg, const char *text)
@@ -62,16 +63,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct serve_cli cli = {0};
     struct options_from from = {0};
-    size_t n, lines = 1;
+    size_t lines = 1;
     unsigned wrong = 0;
     if (size > 1 << 16) return 0;
     for (size_t i = 0; i < size; i++) lines += data[i] == '\n' || data[i] == '\r' || data[i] >= 0x80; /* NEL, LS and PS end lines too */
-    const struct option_row *rows = serve_cli_rows(&n);
     const struct options_ear ear = {on_wrong, &wrong};
-    int rc = options_parse_text("serve", rows, n, "c.yaml", (const char *)data, size, &ear, &cli, &from);
+    int rc = options_parse_text(&command_serve.table, "c.yaml", (const char *)data, size, &ear, &cli, &from);
     KVR_ASSERT((rc == 0) == (wrong == 0) && (rc == 0 || rc == 2));
-    for (size_t i = 0; i < n; i++) KVR_ASSERT(from.lines[i] <= lines + 1);
+    for (size_t i = 0; i < command_serve.table.n; i++) KVR_ASSERT(from.lines[i] <= lines + 1);
     for (size_t i = 0; i < cli.workers.n; i++) check_entry(&cli.workers.items[i], lines + 1);
-    options_free(rows, n, &cli, &from);
+    options_free(&command_serve.table, &cli, &from);
     return 0;
 }

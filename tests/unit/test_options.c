@@ -4,6 +4,7 @@
 
 #include <stdio.h>
 
+#include "cli/commands.h"
 #include "cli/serve_cli.h"
 #include "failing_memory.h"
 
@@ -25,26 +26,20 @@ static struct heard heard;
 
 static int read_text(const char *text)
 {
-    size_t n;
-    const struct option_row *rows = serve_cli_rows(&n);
     const struct options_ear ear = {on_wrong, &heard};
     cli = (struct serve_cli){0};
     heard = (struct heard){0};
-    return options_parse_text("serve", rows, n, "f", text, strlen(text), &ear, &cli, &from);
+    return options_parse_text(&command_serve.table, "f", text, strlen(text), &ear, &cli, &from);
 }
 
 static size_t line(const char *name)
 {
-    size_t n;
-    const struct option_row *rows = serve_cli_rows(&n);
-    return options_line(&from, rows, n, name);
+    return options_line(&from, &command_serve.table, name);
 }
 
 static void forget(void)
 {
-    size_t n;
-    const struct option_row *rows = serve_cli_rows(&n);
-    options_free(rows, n, &cli, &from);
+    options_free(&command_serve.table, &cli, &from);
 }
 
 static const char all_forms[] = "port: 81\n"

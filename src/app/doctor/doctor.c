@@ -145,7 +145,7 @@ static void report_cached_tokens(struct doctor *d, const char *subject, struct k
     text_of(w, "cached_tokens", told, sizeof told);
     text_of(w, "cached_tokens_flag", flag, sizeof flag);
     snprintf(advice, sizeof advice, "start the engine with %s", flag);
-    if (d->o->no_probe && !strcmp(told, "left out"))
+    if (!d->o->probe && !strcmp(told, "left out"))
         found(d, UNKNOWN, subject, "cached tokens", advice, "its answers tell none, so predictions cannot be compared");
 }
 
@@ -235,7 +235,7 @@ static void examine_router(struct doctor *d, const char *base, struct kvr_json l
         for (uint32_t r = 0; r < all[i].dp_size; r++) any |= all[i].events[r][0] != 0;
         if (any) engine_examine(d, &all[i]);
     }
-    if (!d->o->no_probe) compare_pairs(d, all, n);
+    if (d->o->probe) compare_pairs(d, all, n);
     free(all);
 }
 

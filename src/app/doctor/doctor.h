@@ -20,7 +20,7 @@ struct doctor_options {
     size_t tokenizer_dirs_n;
     char *tokenizer_lib, *tokenizer_profile; /* NULL: where it is looked for; all profiles are tried */
     double timeout;
-    bool json, quiet, no_probe;
+    bool json, quiet, probe;
 };
 
 /* Returns the process's exit status: 0 nothing found, 1 a problem was found, 2 a target could not be used. */

@@ -449,7 +449,7 @@ static void examine_ranks(struct exam *e)
         bool fresh = false;
         if (!e->t->events[r][0]) continue;
         check_stream(e, rank);
-        if (e->t->url[0] && !e->d->o->no_probe && !e->t->ranks_unnamed) {
+        if (e->t->url[0] && e->d->o->probe && !e->t->ranks_unnamed) {
             if (check_probe(e, rank, &text, &fresh)) {
                 check_router(e, rank, e->tokens_n / e->t->block_size);
                 if (r == 0) check_salt(e, rank, &text);
@@ -484,7 +484,7 @@ void engine_examine(struct doctor *d, struct engine_target *t)
                 kvr_ingest_create(&h, 2, &e->ingest) == 0;
     if (up) snprintf(t->served, sizeof t->served, "%.127s", e->model);
     if (up) facts_learn(d, t, e->model, &e->facts);
-    if (up && t->url[0] && !d->o->no_probe) tokens_check(d, t, e->model, e->root);
+    if (up && t->url[0] && d->o->probe) tokens_check(d, t, e->model, e->root);
     bool follows = up && made && follow(e) > 0;
     if (up && made && !follows && !t->index_elsewhere) tell_no_events(e);
     if (follows) examine_ranks(e);

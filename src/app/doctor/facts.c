@@ -35,7 +35,7 @@ static void ask_all(struct doctor *d, const struct engine_target *t, const char 
         bool ranks = step == KVR_SURVEY_RANKS;
         struct kvr_buf body = {0};
         char url[400];
-        if (ranks && d->o->no_probe) break;
+        if (ranks && !d->o->probe) break;
         if (ranks) kvr_survey_rank_question(model, &body);
         kvr_buf_add(&body, "", 1);
         snprintf(url, sizeof url, "%s%s", t->url, kvr_survey_path(step));
@@ -70,7 +70,7 @@ static void learn_block_size(struct doctor *d, struct engine_target *t, const st
 static void learn_naming(struct doctor *d, struct engine_target *t, const struct kvr_engine_facts *f, const char *text)
 {
     uint32_t base = 0;
-    if (f->ranks_n < 2 || d->o->no_probe) return;
+    if (f->ranks_n < 2 || !d->o->probe) return;
     t->names_rank = kvr_engine_facts_takes_ranks(f, &base);
     t->ranks_unnamed = !t->names_rank;
     if (t->names_rank) t->rank_base = base;

@@ -164,7 +164,7 @@ static bool open_sink(struct replay *r)
     if (!r->o->to) return kvr_index_create(NULL, &r->index) == 0;
     struct kvr_endpoint e;
     if (strlen(r->o->to) > 500 || kvr_endpoint_parse_any(r->o->to, strlen(r->o->to), &e)) {
-        kvr_log_error("kvroute replay-events: --to: '%s' is no URL; allowed: http:// or https://host[:port]", r->o->to);
+        kvr_log_error("kvroute replay-events: --url: '%s' is no URL; allowed: http:// or https://host[:port]", r->o->to);
         return false;
     }
     uv_loop_init(&r->loop);

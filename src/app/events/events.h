@@ -10,7 +10,7 @@
 struct events_options {
     char **files;
     size_t files_n;
-    const char *to, *model, *group, *key; /* to NULL: check */
+    char *to, *model, *group, *key; /* to NULL: check */
     uint64_t block_size, max_count;
     double max_time;
     bool timed;

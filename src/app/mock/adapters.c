@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* LoRA adapters by name: that of --lora, and with --runtime-lora those that requests load and unload, worded as vLLM 0.32 and SGLang do. */
+/* LoRA adapters by name: that of --lora-name, and with --runtime-lora those that requests load and unload, worded as vLLM 0.32 and SGLang
+ * do. */
 #include "app/mock/state.h"
 
 #include <string.h>

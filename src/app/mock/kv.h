@@ -21,7 +21,7 @@
  *
  * Limits: MOCK_KV_KEPT_MAX requests are kept or waited for, further ones have no hand-off; MOCK_KV_PEERS_MAX connections, further ones are
  * closed; a line of a fetcher has 4 KiB, one of a keeper 96 MiB. Whoever says what is no line of the above is cut off. Threads: one. Units:
- * seconds in options, milliseconds here. Times of transfers are real: --speedup-ratio does not divide them.
+ * seconds in options, milliseconds here. Times of transfers are real: --speedup does not divide them.
  */
 #ifndef KVR_APP_MOCK_KV_H
 #define KVR_APP_MOCK_KV_H

@@ -154,7 +154,7 @@ static int start_rank(struct mock *m, uint32_t id)
     if (!o->kv_events) return 0;
     if (!shifted(o->kv_events, id, r->events_at, sizeof r->events_at) ||
         (o->kv_replay && !shifted(o->kv_replay, id, r->replay_at, sizeof r->replay_at))) {
-        kvr_log_error("kvroute mock: --kv-events, --kv-replay: several ranks need tcp endpoints with a port");
+        kvr_log_error("kvroute mock: --events, --replay: several ranks need tcp endpoints with a port");
         return 1;
     }
     struct mock_events_config vc = {.zmq = m->zmq,
@@ -171,8 +171,7 @@ static int start_rank(struct mock *m, uint32_t id)
                                     .omit_salt = o->fault_omit_salt,
                                     .offload = o->kv_offload_events};
     if (!(r->events = mock_events_create(&vc))) {
-        kvr_log_error("kvroute mock: --kv-events, --kv-replay: cannot bind '%s' or its replay: %s", r->events_at,
-                      zmq_strerror(zmq_errno()));
+        kvr_log_error("kvroute mock: --events, --replay: cannot bind '%s' or its replay: %s", r->events_at, zmq_strerror(zmq_errno()));
         return 1;
     }
     return 0;
@@ -220,7 +219,7 @@ int mock_main(const struct mock_options *o)
     rc = open_tls(o, &tls);
     if (rc == 0) rc = open_tokenizer(m);
     if (rc == 0 && !mock_adapters_start(m)) {
-        kvr_log_error("kvroute mock: --lora: the name is too long; allowed: at most 127 bytes");
+        kvr_log_error("kvroute mock: --lora-name: the name is too long; allowed: at most 127 bytes");
         rc = 2;
     }
     uv_timer_init(&m->loop, &m->slow);

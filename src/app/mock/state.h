@@ -68,7 +68,7 @@ struct mock {
 
 /* ---- adapters.c ------------------------------------------------------------------------------ */
 
-bool mock_adapters_start(struct mock *m); /* false: the name of --lora is too long */
+bool mock_adapters_start(struct mock *m); /* false: that of --lora-name is too long */
 /* The name of the adapter that is loaded under it, or NULL. Borrowed, until one is unloaded. */
 const char *mock_adapter(const struct mock *m, const char *name, size_t len);
 void mock_load_adapter(struct mock *m, struct kvr_http_conn *c);

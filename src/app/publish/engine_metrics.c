@@ -5,7 +5,7 @@
  *     its /metrics --every interval--> load of each rank --+--> event plane of NATS: ActiveLoad, topic kv_metrics
  *                                                          +--> GET /load, GET /metrics
  *
- * Only what was just read is published. What is older than --engine-metrics-max-age is shown as stale, and its figures are left
+ * Only what was just read is published. What is older than --engine-load-max-age is shown as stale, and its figures are left
  * out of /metrics. All on the main loop.
  */
 #include "app/publish/state.h"

@@ -323,7 +323,7 @@ int offline_main(const struct replay_options *o)
         if (rc == 0) print_changes(&f);
     }
     if (rc == 0 && o->json && write_json(&f)) {
-        kvr_log_error("kvroute replay: --json: cannot write '%s': %s", o->json, strerror(errno));
+        kvr_log_error("kvroute replay: --report: cannot write '%s': %s", o->json, strerror(errno));
         rc = 1;
     }
     replay_texts_close(&f.texts);

@@ -427,7 +427,7 @@ int replay_main(const struct replay_options *o)
     if (n && rc != 2) {
         report_print(reports, n);
         if (o->json && report_write_json(reports, n, o->json)) {
-            kvr_log_error("kvroute replay: --json: cannot write '%s': %s", o->json, strerror(errno));
+            kvr_log_error("kvroute replay: --report: cannot write '%s': %s", o->json, strerror(errno));
             rc = 1;
         }
         for (size_t i = 0; i < n; i++)

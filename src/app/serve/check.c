@@ -147,7 +147,7 @@ static void check_parts(struct rooms *r, const struct serve_check_ear *ear)
     const struct kvr_otlp_config traces = {.endpoint = o->otlp_endpoint};
     if (o->otlp_endpoint && kvr_otlp_check(&traces, err, sizeof err)) ear->wrong(ear->arg, "otlp-endpoint", err);
     port_tls_check(r->config, ear->wrong, ear->arg);
-    if (admin_open(r->admin, err, sizeof err)) ear->wrong(ear->arg, "admin-key-file", err);
+    if (admin_open(r->admin, err, sizeof err)) ear->wrong(ear->arg, o->select_only ? "api-key-file" : "admin-key-file", err);
     if (kvr_curve_load(&o->plane.curve, &r->process.curve, err, sizeof err))
         ear->wrong(ear->arg, o->plane.curve.key ? "zmq-curve-key" : "zmq-curve-servers", err);
     if (kvr_plane_scope(&o->plane, r->process.scope, err, sizeof err)) ear->wrong(ear->arg, "namespace", err);

@@ -226,14 +226,13 @@ static bool refuse_name(struct kvr_access *a, enum reason why, struct kvr_text n
     if (why == BAD_HOST)
         snprintf(out->text, sizeof out->text,
                  "the Host '%.*s' is not known here; allowed: IP addresses, loopback names, this machine's name, and the names given by "
-                 "--admin-allowed-hosts (indexer and publish: --allowed-hosts)",
+                 "--allowed-hosts (serve: --admin-allowed-hosts)",
                  n, name.ptr);
     else
-        snprintf(
-            out->text, sizeof out->text,
-            "pages of the origin '%.*s' may not use this port; allowed: its own, and those of the hosts given by --admin-allowed-hosts "
-            "(indexer and publish: --allowed-hosts)",
-            n, name.ptr);
+        snprintf(out->text, sizeof out->text,
+                 "pages of the origin '%.*s' may not use this port; allowed: its own, and those of the hosts given by --allowed-hosts "
+                 "(serve: --admin-allowed-hosts)",
+                 n, name.ptr);
     return refuse(a, why, 403, out);
 }
 

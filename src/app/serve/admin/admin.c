@@ -719,13 +719,14 @@ static void on_gone(struct kvr_http_conn *c, void *ctx)
 int admin_open(struct admin *admin, char *err, size_t cap)
 {
     struct kvr_access_config c = {admin->o->admin_host, admin->o->admin_allowed_hosts, admin->o->admin_key_file, admin->o->advertise_host};
+    const char *option = admin->o->select_only ? "--api-key-file" : "--admin-key-file";
     char why[400];
     if (kvr_access_create(&c, &admin->access, why, sizeof why) == 0) {
         if (kvr_access_warning(admin->access, why, sizeof why))
-            kvr_log_warning("kvroute %s: %s (--admin-key-file)", admin->o->select_only ? "select" : "serve", why);
+            kvr_log_warning("kvroute %s: %s (%s)", admin->o->select_only ? "select" : "serve", why, option);
         return 0;
     }
-    snprintf(err, cap, "--admin-key-file: %s", why);
+    snprintf(err, cap, "%s: %s", option, why);
     return -1;
 }
 
