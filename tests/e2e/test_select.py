@@ -413,6 +413,14 @@ def test_bad_bodies_are_named_and_book_nothing(start):
     assert s.idle()
 
 
+def test_a_negative_id_among_those_allowed_was_taken_for_a_large_one(start):
+    s = start(Select)
+    s.worker(2 ** 64 - 1, endpoint="http://10.0.0.1:8000")
+    for bad in ([-1], [2 ** 64 - 1, -1], ["1"], [1.5], {}, "x"):
+        assert "allowed_worker_ids" in s.ask("/select", {"token_ids": [1, 2, 3], "allowed_worker_ids": bad}, 400)["error"]
+    assert s.ask("/select", {"token_ids": [1, 2, 3], "allowed_worker_ids": [1, 2 ** 64 - 1]})["worker_id"] == 2 ** 64 - 1
+
+
 def test_a_range_of_three_blocks_was_taken_for_one_of_two(start):
     s = start(Select)
     s.worker(1)

@@ -120,6 +120,26 @@ static int add_range(void *ctx, const char *key, size_t key_len, struct kvr_json
     return 0;
 }
 
+/* There is room for it. */
+static int add_allowed(void *ctx, const char *key, size_t key_len, struct kvr_json v)
+{
+    struct question *q = ctx;
+    (void)key;
+    (void)key_len;
+    return !kvr_json_as_u64(v, &q->allowed[q->allowed_n++]);
+}
+
+static const char *read_allowed(struct kvr_json o, struct question *q)
+{
+    static const char name[] = "allowed_worker_ids";
+    struct kvr_json v = kvr_json_get(o, name);
+    if (kvr_json_type_of(v) <= KVR_JSON_NULL) return NULL;
+    if (kvr_json_type_of(v) != KVR_JSON_ARRAY || kvr_json_count(v) > RANKS_MAX) return name;
+    q->allowed = malloc((kvr_json_count(v) + 1) * sizeof *q->allowed);
+    if (!q->allowed) return no_memory;
+    return kvr_json_each(v, add_allowed, q) ? name : NULL;
+}
+
 static const char *read_constraints(struct kvr_json o, struct question *q)
 {
     struct kvr_json c = kvr_json_get(o, "routing_constraints"), v = kvr_json_get(c, "required_taints");
@@ -129,9 +149,8 @@ static const char *read_constraints(struct kvr_json o, struct question *q)
     v = kvr_json_get(c, "preferred_taints");
     if (kvr_json_type_of(v) > KVR_JSON_NULL && (kvr_json_type_of(v) != KVR_JSON_OBJECT || kvr_json_each(v, add_preferred, q)))
         return "preferred_taints";
-    v = kvr_json_get(o, "allowed_worker_ids");
-    const char *bad = kvr_json_type_of(v) > KVR_JSON_NULL ? get_hashes(o, "allowed_worker_ids", &q->allowed, &q->allowed_n) : NULL;
-    if (bad || q->allowed_n > RANKS_MAX) return bad ? bad : "allowed_worker_ids";
+    const char *bad = read_allowed(o, q);
+    if (bad) return bad;
     v = kvr_json_get(o, "shared_cache_ranges");
     if (kvr_json_type_of(v) > KVR_JSON_NULL && (kvr_json_type_of(v) != KVR_JSON_ARRAY || kvr_json_each(v, add_range, q)))
         return "shared_cache_ranges";
