@@ -31,7 +31,7 @@ def wide_prose(text):
 
 
 def wrong_in_asset(f, text):
-    """Its first line is not embedded, and the lines of a page become one."""
+    """Its first line is the licence's, and the lines of a page become one."""
     if "SPDX-License-Identifier: " not in text.split("\n")[0]:
         yield f"{f}:1: the SPDX line is the first one"
     for n, line in enumerate(text.splitlines(), 1):
@@ -47,7 +47,7 @@ for f in files:
     path = os.path.join(ROOT, f)
     if f.endswith(".md"):
         bad += [f"{f}:{n}: prose beyond column 120" for n in wide_prose(open(path, errors="replace").read())]
-    asset = f.endswith(".html") or "/help/" in f  # embedded by cmake/Embed.cmake
+    asset = f.endswith((".html", "/openapi.yaml")) or "/help/" in f  # embedded by cmake/Embed.cmake
     if not asset and not f.endswith((".c", ".h", ".cc", ".py", ".sh", ".cmake")) and os.path.basename(f) not in ("CMakeLists.txt", "Makefile", "run"):
         continue
     text = open(path, errors="replace").read()

@@ -51,7 +51,7 @@ def test_a_route_took_any_method(start, upstream):
     n = len(u.requests)
     for method, path, allowed in (("PUT", "/tokenize", "POST"), ("DELETE", "/v1/embeddings", "POST"), ("PATCH", "/v1/completions", "POST"), ("GET", "/v1/videos", "POST"),
                                   ("HEAD", "/v1/videos", "POST"), ("POST", KEPT[0], "GET, HEAD, DELETE"), ("DELETE", KEPT[1], "GET, HEAD"),
-                                  ("PUT", KEPT[2], "GET, HEAD, DELETE"), ("POST", "/v1/models", "GET")):
+                                  ("PUT", KEPT[2], "GET, HEAD, DELETE"), ("POST", "/v1/models", "GET, HEAD"), ("POST", "/v1/models/m", "GET, HEAD")):
         r = call(s.port, method, path, {} if method != "HEAD" else None)
         assert r.status == 405 and r.headers["allow"] == allowed, (method, path, r.status)
     assert len(u.requests) == n

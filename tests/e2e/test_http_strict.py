@@ -116,6 +116,15 @@ def test_what_is_merely_unusual_works(one, data):
     assert u.requests[-1][1] == BODY and u.requests[-1][0].startswith(b"POST /v1/completions HTTP/1.1\r\n")
 
 
+def test_a_method_that_nobody_knows_was_called_malformed(one):
+    """RFC 9110, 15.6.2: what is malformed is 400, what is not known 501."""
+    for method in (b"QUERY", b"FROBNICATE", b"get"):
+        for name in (b"/v1/models", b"/none"):
+            out = raw(one[1].port, method + b" " + name + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert status(out) == 501 and b"this method is not known" in out, out
+    assert status(raw(one[1].port, b"GE(T /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")) == 400
+
+
 def test_absolute_targets_name_the_path(one):
     _, s = one
     out = raw(s.port, b"GET http://x/v1/models HTTP/1.1\r\nHost: x\r\n\r\nGET http://x HTTP/1.1\r\nHost: x\r\n\r\n"

@@ -4,6 +4,7 @@ import http.client
 import json
 import random
 import threading
+import urllib.parse
 
 import pytest
 from conftest import BINARY, Select, Serve, Mock, call, free_ports, local_hashes, stays, wait_for  # noqa: F401
@@ -95,6 +96,18 @@ def test_pending_selections_are_booked_once(start):
     for i in "yz":
         s.ask(f"/reservations/{i}", method="DELETE")
     assert s.idle()
+
+
+@pytest.mark.parametrize("name", ["a b", "a/b", "50%", "ä", "a?b#c", "x" * 200])
+def test_a_reservation_whose_id_has_to_be_escaped_in_a_path_could_not_be_ended(start, name):
+    s = start(Select)
+    s.worker(1)
+    s.ask("/select_and_reserve", {"token_ids": [1, 2, 3], "selection_id": name})
+    at = "/reservations/" + urllib.parse.quote(name, safe="")
+    for verb in ("/prefill_complete", "/output_block", "/renew"):
+        s.ask(at + verb)
+    s.ask(at, method="DELETE")
+    s.ask(at, status=404, method="DELETE")
 
 
 def test_pending_selections_are_bounded(start):
@@ -268,7 +281,8 @@ def test_leases_end_when_nothing_is_heard(start):
 def test_overrides(start):
     s = start(Select)
     s.worker(1)
-    for bad in ({"router_temperature": -1}, {"overlap_score_credit": "x"}, {"unknown_key": 1}, {"assume_kv_reuse": 3}, {"shared_cache_multiplier": 2}, 5):
+    for bad in ({"router_temperature": -1}, {"overlap_score_credit": "x"}, {"unknown_key": 1}, {"assume_kv_reuse": 3}, {"shared_cache_multiplier": 2},
+                {"overlap_score_weight": -1, "prefill_load_scale": 1}, {"overlap_score_credit": -1, "overlap_score_weight": 0}, 5):
         r = s.ask("/select", {"token_ids": [1] * 8, "router_config_override": bad}, 400)
         key = next(iter(bad)) if isinstance(bad, dict) else "router_config_override"
         assert key.replace("router_", "").replace("shared_cache_", "shared_").replace("overlap_score_", "overlap_") in r["error"] or key in r["error"], r
@@ -397,6 +411,22 @@ def test_bad_bodies_are_named_and_book_nothing(start):
             if r.status >= 400:
                 assert r.json()["error"], (route, body)
     assert s.idle()
+
+
+def test_a_negative_id_among_those_allowed_was_taken_for_a_large_one(start):
+    s = start(Select)
+    s.worker(2 ** 64 - 1, endpoint="http://10.0.0.1:8000")
+    for bad in ([-1], [2 ** 64 - 1, -1], ["1"], [1.5], {}, "x"):
+        assert "allowed_worker_ids" in s.ask("/select", {"token_ids": [1, 2, 3], "allowed_worker_ids": bad}, 400)["error"]
+    assert s.ask("/select", {"token_ids": [1, 2, 3], "allowed_worker_ids": [1, 2 ** 64 - 1]})["worker_id"] == 2 ** 64 - 1
+
+
+def test_a_range_of_three_blocks_was_taken_for_one_of_two(start):
+    s = start(Select)
+    s.worker(1)
+    for bad in ([[0, 1, 2]], [[0]], [{}], [[2, 1]]):
+        assert "shared_cache_ranges" in s.ask("/select", {"token_ids": [1, 2, 3], "shared_cache_ranges": bad}, 400)["error"]
+    s.ask("/select", {"token_ids": [1, 2, 3], "shared_cache_ranges": [[0, 1]]})
 
 
 def test_random_bodies(start):

@@ -8,6 +8,8 @@
 #include "token/tokenizer.h"
 #include "wire/prompt_question.h"
 
+extern const char openapi_indexer[]; /* openapi.yaml */
+
 /* ---- bodies --------------------------------------------------------------------------------------------------- */
 
 /* 1 there, 0 absent or null, -1 answered. */
@@ -156,6 +158,13 @@ static void get_metrics(struct request *rq)
     answer_buf(rq, 200, "text/plain; version=0.0.4", &b);
 }
 
+static void get_openapi(struct request *rq)
+{
+    struct kvr_buf b = {0};
+    kvr_buf_str(&b, openapi_indexer);
+    answer_buf(rq, 200, JSON_TYPE, &b);
+}
+
 static void post_validate(struct request *rq)
 {
     size_t n;
@@ -186,6 +195,7 @@ static const struct {
     [AT_HEALTH] = {"/health", true, false},
     [AT_READY] = {"/ready", true, false},
     [AT_METRICS] = {"/metrics", true, false},
+    [AT_OPENAPI] = {"/openapi.json", true, false},
     [AT_REGISTER] = {"/register", false, true},
     [AT_UNREGISTER] = {"/unregister", false, true},
     [AT_WORKERS] = {"/workers", true, false},
@@ -221,6 +231,7 @@ static enum endpoint route_of(const struct indexer *x, struct kvr_text path)
 static unsigned access_flags(enum endpoint at)
 {
     if (at == AT_HEALTH || at == AT_READY) return KVR_ACCESS_PROBE;
+    if (at == AT_OPENAPI) return KVR_ACCESS_KEYLESS;
     return at == AT_SERVICE_QUERY ? KVR_ACCESS_PACKED : 0;
 }
 
@@ -362,6 +373,7 @@ static void without_body(struct request *rq)
     case AT_HEALTH: answer_empty(rq, atomic_load(&rq->loop->indexer->phase) == KVR_SERVING ? 200 : 503); break;
     case AT_READY: get_ready(rq); break;
     case AT_METRICS: get_metrics(rq); break;
+    case AT_OPENAPI: get_openapi(rq); break;
     case AT_WORKERS: get_workers(rq); break;
     case AT_DUMP: dump_start(rq); break;
     case AT_PEERS: get_peers(rq); break;
@@ -387,7 +399,7 @@ void routes_on_request(struct kvr_http_conn *c, void *ctx)
     } else if (rq.at == AT_UNKNOWN) {
         answer_error(&rq, 404, "no such route");
     } else if (!kvr_text_is(hr->method, routes[rq.at].get ? "GET" : "POST")) {
-        answer_error_with(&rq, 405, routes[rq.at].get ? "Allow: GET\r\n" : "Allow: POST\r\n", "this route has another method");
+        answer_error_with(&rq, 405, routes[rq.at].get ? "Allow: GET, HEAD\r\n" : "Allow: POST\r\n", "this route has another method");
     } else if (routes[rq.at].body) {
         with_body(&rq, hr);
     } else {

@@ -119,7 +119,7 @@ struct registration {
 /* clang-format off */
 #define INDEXER_ENDPOINTS(X) \
     X(HEALTH, "/health") X(READY, "/ready") X(METRICS, "/metrics") X(REGISTER, "/register") X(UNREGISTER, "/unregister") \
-    X(WORKERS, "/workers") X(QUERY, "/query") X(QUERY_BY_HASH, "/query_by_hash") X(DUMP, "/dump") \
+    X(OPENAPI, "/openapi.json") X(WORKERS, "/workers") X(QUERY, "/query") X(QUERY_BY_HASH, "/query_by_hash") X(DUMP, "/dump") \
     X(SERVICE_QUERY, "/kv_indexer_query") X(SERVICE_INFO, "/kv_indexer_info") \
     X(REGISTER_PEER, "/register_peer") X(DEREGISTER_PEER, "/deregister_peer") X(PEERS, "/peers") X(REOPEN_LOGS, "/reopen_logs") \
     X(EVENTS, "/events") X(VALIDATE, "/validate") X(PAUSE, "/test/pause_listener") X(RESUME, "/test/resume_listener")

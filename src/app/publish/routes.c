@@ -6,7 +6,7 @@
  *   GET /dump                              everything, as the indexer's /dump
  *   GET /status                            each rank: trust, ids, sizes
  *   GET /load                              how loaded the engine says it is, each rank
- *   GET /health  /ready  /metrics
+ *   GET /health  /ready  /metrics  /openapi.json
  */
 #include "app/publish/state.h"
 
@@ -16,6 +16,8 @@
 #include "recover/event_json.h"
 #include "net/http/process_metrics.h"
 #include "wire/prom_page.h"
+
+extern const char openapi_publish[]; /* openapi.yaml */
 
 /* Until learn.c has an answer. */
 #define WAITING "waiting for what the engine says of itself"
@@ -32,7 +34,7 @@ void publish_error_body(struct kvr_buf *b, int status, const char *message)
 
 static void reply(struct kvr_http_conn *c, int status, const char *type, struct kvr_buf *b)
 {
-    if (b->failed) kvr_http_reply(c, 500, type, NULL, "", 0);
+    if (b->failed) kvr_http_reply(c, 503, "application/json", NULL, "{\"Error\":\"out of memory\"}", 25);
     else kvr_http_reply(c, status, type, NULL, b->data ? b->data : "", b->len);
     kvr_buf_free(b);
 }
@@ -42,6 +44,13 @@ static void error(struct kvr_http_conn *c, int status, const char *message)
     struct kvr_buf b = {0};
     publish_error_body(&b, status, message);
     reply(c, status, "application/json", &b);
+}
+
+static void not_allowed(struct kvr_http_conn *c)
+{
+    struct kvr_buf b = {0};
+    publish_error_body(&b, 405, "only GET");
+    kvr_http_reply_buf(c, 405, "application/json", "Allow: GET, HEAD\r\n", &b);
 }
 
 /* ---- answers made by a thread --------------------------------------------------------------------------------------- */
@@ -128,6 +137,11 @@ static bool is_set(struct kvr_http_conn *c, const char *key, const char *value)
 {
     char text[16];
     return kvr_query_parameter(kvr_http_conn_request(c)->query, key, text, sizeof text) && strcmp(text, value) == 0;
+}
+
+static void dump(struct publish *p, struct kvr_http_conn *c)
+{
+    answer_by_thread(p, c, NULL, &(struct kvr_local_query){0});
 }
 
 static void recover(struct publish *p, struct kvr_http_conn *c)
@@ -238,6 +252,18 @@ static void load(struct publish *p, struct kvr_http_conn *c)
     reply(c, p->engine_metrics ? 200 : 404, "application/json", &b);
 }
 
+static void health(struct publish *p, struct kvr_http_conn *c)
+{
+    if (p->ending.phase != KVR_SERVING) error(c, 503, "shutting down");
+    else kvr_http_reply(c, 200, "text/plain", NULL, "ok\n", 3);
+}
+
+static void openapi(struct publish *p, struct kvr_http_conn *c)
+{
+    (void)p;
+    kvr_http_reply(c, 200, "application/json", NULL, openapi_publish, strlen(openapi_publish));
+}
+
 static void ready(struct publish *p, struct kvr_http_conn *c)
 {
     struct kvr_view_status st[RANKS_MAX];
@@ -327,23 +353,26 @@ static void metrics(struct publish *p, struct kvr_http_conn *c)
 
 /* ---- routing -------------------------------------------------------------------------------------------------------- */
 
+static const struct {
+    const char *path;
+    void (*get)(struct publish *p, struct kvr_http_conn *c);
+    bool of_ranks; /* there is nothing to say before the engine's ranks are known */
+} routes[] = {{"/kv_recover", recover, true}, {"/dump", dump, true},    {"/status", status, false},   {"/load", load, false},
+              {"/health", health, false},     {"/ready", ready, false}, {"/metrics", metrics, false}, {"/openapi.json", openapi, false}};
+
 void publish_on_request(struct kvr_http_conn *c, void *ctx)
 {
     struct publish *p = ctx;
     const struct kvr_http_request *r = kvr_http_conn_request(c);
     struct kvr_access_refusal no;
     bool probe = kvr_text_is(r->path, "/health") || kvr_text_is(r->path, "/ready");
+    size_t i = 0;
     kvr_http_conn_set_user(c, NULL);
+    while (i < KVR_ARRAY_LEN(routes) && !kvr_text_is(r->path, routes[i].path)) i++;
     if (!kvr_access_check(p->access, r, probe ? KVR_ACCESS_PROBE : 0, &no)) error(c, no.status, no.text);
-    else if (!kvr_text_is(r->method, "GET")) error(c, 405, "only GET");
-    else if (!p->feeds_n && (kvr_text_is(r->path, "/kv_recover") || kvr_text_is(r->path, "/dump"))) error(c, 503, WAITING);
-    else if (kvr_text_is(r->path, "/kv_recover")) recover(p, c);
-    else if (kvr_text_is(r->path, "/dump")) answer_by_thread(p, c, NULL, &(struct kvr_local_query){0});
-    else if (kvr_text_is(r->path, "/status")) status(p, c);
-    else if (kvr_text_is(r->path, "/load")) load(p, c);
-    else if (kvr_text_is(r->path, "/health") && p->ending.phase != KVR_SERVING) error(c, 503, "shutting down");
-    else if (kvr_text_is(r->path, "/health")) kvr_http_reply(c, 200, "text/plain", NULL, "ok\n", 3);
-    else if (kvr_text_is(r->path, "/ready")) ready(p, c);
-    else if (kvr_text_is(r->path, "/metrics")) metrics(p, c);
-    else error(c, 404, "no such path; there are /kv_recover, /dump, /status, /load, /health, /ready, /metrics");
+    else if (i == KVR_ARRAY_LEN(routes))
+        error(c, 404, "no such path; there are /kv_recover, /dump, /status, /load, /health, /ready, /metrics, /openapi.json");
+    else if (!kvr_text_is(r->method, "GET")) not_allowed(c);
+    else if (routes[i].of_ranks && !p->feeds_n) error(c, 503, WAITING);
+    else routes[i].get(p, c);
 }

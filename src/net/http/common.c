@@ -273,6 +273,25 @@ static int hex(char c)
     return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
 }
 
+static bool is_escape(const char *p, const char *end)
+{
+    return *p == '%' && end - p > 2 && hex(p[1]) >= 0 && hex(p[2]) >= 0;
+}
+
+bool kvr_path_decode(struct kvr_text t, char *out, size_t cap)
+{
+    size_t n = 0;
+    for (const char *p = t.ptr, *end = t.ptr + t.len; p < end; p++) {
+        bool code = is_escape(p, end);
+        char c = code ? (char)(hex(p[1]) * 16 + hex(p[2])) : *p;
+        if (n == cap - 1 || !c) return false;
+        out[n++] = c;
+        if (code) p += 2;
+    }
+    out[n] = 0;
+    return n > 0;
+}
+
 int kvr_query_parameter(struct kvr_text q, const char *key, char *out, size_t cap)
 {
     size_t key_len = strlen(key), n = 0;
@@ -280,7 +299,7 @@ int kvr_query_parameter(struct kvr_text q, const char *key, char *out, size_t ca
         const char *amp = memchr(p, '&', (size_t)(end - p)), *stop = amp ? amp : end;
         if ((size_t)(stop - p) > key_len && memcmp(p, key, key_len) == 0 && p[key_len] == '=') {
             for (p += key_len + 1; p < stop && n + 1 < cap; p++) {
-                bool code = *p == '%' && stop - p > 2 && hex(p[1]) >= 0 && hex(p[2]) >= 0;
+                bool code = is_escape(p, stop);
                 out[n++] = code ? (char)(hex(p[1]) * 16 + hex(p[2])) : *p == '+' ? ' ' : *p;
                 if (code) p += 2;
             }

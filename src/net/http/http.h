@@ -59,6 +59,8 @@ struct kvr_text kvr_headers_value(const struct kvr_headers *h, size_t i);
 void kvr_headers_free(struct kvr_headers *h);
 bool kvr_text_is(struct kvr_text t, const char *s); /* exact */
 bool kvr_text_is_nocase(struct kvr_text t, const char *s);
+/* A part of a path, percent-decoded, in out. Returns: false: it is empty, has a NUL, or is longer than cap - 1 bytes. */
+bool kvr_path_decode(struct kvr_text part, char *out, size_t cap);
 /* A query parameter, percent-decoded, in out. Returns: 1; 0 absent; -1 there, but longer than cap - 1 bytes or with a NUL: no
  * value that the caller knows, and not the same as none. out is "" then. */
 int kvr_query_parameter(struct kvr_text query, const char *key, char *out, size_t cap);

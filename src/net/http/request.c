@@ -373,6 +373,7 @@ static size_t parse(struct kvr_http_conn *c, const char *data, size_t len)
             dispatch(c);
             return len;
         } else if (e != HPE_OK) {
+            if (e == HPE_INVALID_METHOD) (void)fail(c, 501, "this method is not known here"); /* look() has seen that it is a token */
             kvr__answer_refuse(c, c->fail_status ? c->fail_status : 400, c->fail_status ? c->fail_text : "malformed HTTP request");
             return len;
         } else {

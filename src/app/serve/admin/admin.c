@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The admin port: who may ask (may), which route answers (routes; begin() has those with an id, without a body or with another method), and
- * short answers that are no other file's: status, mode, thresholds, peers. A large body, or a text, is read on a thread before its route is
- * called; a question whose index is elsewhere goes through ask_remote.c. Errors are {"error": text}. Main loop.
+ * The admin port: who may ask (may), which route answers (routes; begin() has those with an id), and short answers that are no other
+ * file's: status, mode, thresholds, peers. A large body, or a text, is read on a thread before its route is called; a question whose index
+ * is elsewhere goes through ask_remote.c. Errors are {"error": text}. Main loop.
  */
 #include "app/serve/admin/room.h"
 
@@ -31,6 +31,7 @@
 
 /* page.html: no outside resources; it reads /status every two seconds, with the key that is typed in when there are keys. */
 extern const char admin_page[];
+extern const char openapi_admin[]; /* openapi.yaml */
 
 /* ---- answers ----------------------------------------------------------------------------------------- */
 
@@ -97,6 +98,12 @@ static void get_page(struct admin *admin, struct kvr_http_conn *c)
 {
     (void)admin;
     kvr_http_reply(c, 200, "text/html; charset=utf-8", NULL, admin_page, strlen(admin_page));
+}
+
+static void get_openapi(struct admin *admin, struct kvr_http_conn *c)
+{
+    (void)admin;
+    kvr_http_reply(c, 200, "application/json", NULL, openapi_admin, strlen(openapi_admin));
 }
 
 static void get_health(struct admin *admin, struct kvr_http_conn *c)
@@ -391,48 +398,53 @@ static void reload_api_keys(struct admin *admin, struct kvr_http_conn *c)
 
 /* ---- routes ------------------------------------------------------------------------------------------ */
 
-static const struct {
+static const struct route {
     const char *path;
     void (*get)(struct admin *admin, struct kvr_http_conn *c);
     void (*post)(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o);
+    void (*bare)(struct admin *admin, struct kvr_http_conn *c); /* POST without a body */
+    void (*put)(struct admin *admin, struct kvr_http_conn *c);
 } routes[] = {
-    {"/", get_page, NULL},
-    {"/health", get_health, NULL},
-    {"/ready", get_ready, NULL},
-    {"/metrics", get_metrics, NULL},
-    {"/status", get_status, NULL},
-    {"/decisions", get_decisions, NULL},
-    {"/tokenizers", get_tokenizers, NULL},
-    {"/workers", get_workers, admin_post_worker},
-    {"/adapters/load", NULL, adapters_load},
-    {"/adapters/unload", NULL, adapters_unload},
-    {"/loads", get_loads, NULL},
-    {"/dump", get_dump, NULL},
-    {"/api_keys", get_api_keys, NULL},
-    {"/models_config", models_get, NULL}, /* and PUT */
-    {"/reload", NULL, NULL},              /* POST has no body: begin() has it */
-    {"/busy_threshold", get_busy, set_busy},
-    {"/potential_loads", NULL, admin_potential_loads},
-    {"/overlap_scores", NULL, admin_overlap_scores},
-    {"/query", NULL, post_query},
-    {"/query_by_hash", NULL, post_query_by_hash},
-    {"/select", NULL, post_select},
-    {"/select_pair", NULL, selection_pair},
-    {"/select_and_reserve", NULL, post_select_and_reserve},
-    {"/reservations", NULL, selection_reserve},
-    {"/request", NULL, selection_request},
-    {"/register", NULL, tracker_register},
-    {"/unregister", NULL, tracker_unregister},
-    {"/add", NULL, tracker_add},
-    {"/prefill_complete", NULL, tracker_prefill_complete},
-    {"/free", NULL, tracker_free},
-    {"/replica_sync/peers", get_peers, NULL},
-    {"/replica_sync/register_peer", NULL, post_register_peer},
-    {"/replica_sync/deregister_peer", NULL, post_deregister_peer},
-    {"/router_mode", NULL, set_mode},
-    {"/kv_indexer_query", NULL, post_index_query},
-    {"/kv_indexer_record_routing_decision", NULL, post_index_record},
-    {"/kv_indexer_info", get_index_info, post_index_info},
+    {"/", .get = get_page},
+    {"/openapi.json", .get = get_openapi},
+    {"/health", .get = get_health},
+    {"/ready", .get = get_ready},
+    {"/metrics", .get = get_metrics},
+    {"/status", .get = get_status},
+    {"/decisions", .get = get_decisions},
+    {"/tokenizers", .get = get_tokenizers},
+    {"/workers", .get = get_workers, .post = admin_post_worker},
+    {"/adapters/load", .post = adapters_load},
+    {"/adapters/unload", .post = adapters_unload},
+    {"/loads", .get = get_loads},
+    {"/dump", .get = get_dump},
+    {"/api_keys", .get = get_api_keys},
+    {"/api_keys/reload", .bare = reload_api_keys},
+    {"/models_config", .get = models_get, .put = models_put},
+    {"/reload", .bare = reload_post},
+    {"/debug/validate", .bare = validate},
+    {"/busy_threshold", .get = get_busy, .post = set_busy},
+    {"/potential_loads", .post = admin_potential_loads},
+    {"/overlap_scores", .post = admin_overlap_scores},
+    {"/query", .post = post_query},
+    {"/query_by_hash", .post = post_query_by_hash},
+    {"/select", .post = post_select},
+    {"/select_pair", .post = selection_pair},
+    {"/select_and_reserve", .post = post_select_and_reserve},
+    {"/reservations", .post = selection_reserve},
+    {"/request", .post = selection_request},
+    {"/register", .post = tracker_register},
+    {"/unregister", .post = tracker_unregister},
+    {"/add", .post = tracker_add},
+    {"/prefill_complete", .post = tracker_prefill_complete},
+    {"/free", .post = tracker_free},
+    {"/replica_sync/peers", .get = get_peers},
+    {"/replica_sync/register_peer", .post = post_register_peer},
+    {"/replica_sync/deregister_peer", .post = post_deregister_peer},
+    {"/router_mode", .post = set_mode},
+    {"/kv_indexer_query", .post = post_index_query},
+    {"/kv_indexer_record_routing_decision", .post = post_index_record},
+    {"/kv_indexer_info", .get = get_index_info, .post = post_index_info},
 };
 
 /* Routes of our own take no member that they do not read. Those that stand in for other services' take what these would, and the answer
@@ -618,7 +630,7 @@ static void one_worker(struct admin *admin, struct kvr_http_conn *c, uint64_t id
     } else if (kvr_text_is(rq->method, "PATCH")) {
         if (admin_parse_object(admin, c, &o)) admin_patch_worker(admin, c, id, o);
     } else {
-        admin_error(c, 405, "method not allowed; use PATCH or DELETE");
+        admin_not_allowed(c, "PATCH, DELETE");
     }
 }
 
@@ -637,7 +649,7 @@ static bool may(struct admin *admin, struct kvr_http_conn *c)
     struct kvr_access_refusal no;
     unsigned flags = 0;
     if (kvr_text_is(rq->path, "/health") || kvr_text_is(rq->path, "/ready")) flags = KVR_ACCESS_PROBE;
-    else if (kvr_text_is(rq->path, "/")) flags = KVR_ACCESS_KEYLESS;
+    else if (kvr_text_is(rq->path, "/") || kvr_text_is(rq->path, "/openapi.json")) flags = KVR_ACCESS_KEYLESS;
     else if (index_server_takes_packed(rq->path)) flags = KVR_ACCESS_PACKED;
     if (kvr_access_check(admin->access, rq, flags, &no)) return true;
     admin_refuse(c, &no);
@@ -651,50 +663,35 @@ static bool needs_worker(struct kvr_http_conn *c, struct kvr_text path)
            (kvr_text_is(path, "/request") && kvr_json_body_is_large(c));
 }
 
+static const char *allowed_by(const struct route *r)
+{
+    bool posts = r->post || r->bare;
+    return r->put ? "GET, HEAD, PUT" : !r->get ? "POST" : posts ? "GET, HEAD, POST" : "GET, HEAD";
+}
+
+static void take_post(struct admin *admin, struct kvr_http_conn *c, const struct route *r)
+{
+    const struct kvr_http_request *rq = kvr_http_conn_request(c);
+    if (r->bare) r->bare(admin, c);
+    else if (kvr_media_type_is(kvr_headers_get(rq->headers, "content-type"), KVR_PACKED_TYPE)) post_packed(admin, c, rq->path);
+    else if (!needs_worker(c, rq->path) || !selection_hold(admin, c)) post(admin, c, r->post);
+}
+
 static void begin(struct admin *admin, struct kvr_http_conn *c)
 {
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
+    const struct route *r = routes, *end = routes + KVR_ARRAY_LEN(routes);
     struct kvr_text rest;
     uint64_t id;
-    bool get = kvr_text_is(rq->method, "GET"), is_post = kvr_text_is(rq->method, "POST");
     if (!may(admin, c)) return;
-    if (worker_path(rq->path, &id)) {
-        one_worker(admin, c, id);
-        return;
-    }
-    if (under(rq->path, "/reservations/", &rest)) {
-        one_reservation(admin, c, rest);
-        return;
-    }
-    if (is_post && kvr_text_is(rq->path, "/api_keys/reload")) { /* which has no body */
-        reload_api_keys(admin, c);
-        return;
-    }
-    if (is_post && kvr_text_is(rq->path, "/reload")) {
-        reload_post(admin, c);
-        return;
-    }
-    if (is_post && kvr_text_is(rq->path, "/debug/validate")) {
-        validate(admin, c);
-        return;
-    }
-    if (is_post && kvr_media_type_is(kvr_headers_get(rq->headers, "content-type"), KVR_PACKED_TYPE)) {
-        post_packed(admin, c, rq->path);
-        return;
-    }
-    if (is_post && needs_worker(c, rq->path) && selection_hold(admin, c)) return;
-    if (kvr_text_is(rq->method, "PUT") && kvr_text_is(rq->path, "/models_config")) {
-        models_put(admin, c);
-        return;
-    }
-    for (size_t i = 0; i < KVR_ARRAY_LEN(routes); i++) {
-        if (!kvr_text_is(rq->path, routes[i].path)) continue;
-        if (get && routes[i].get) routes[i].get(admin, c);
-        else if (!is_post || !routes[i].post) admin_error(c, 405, "method not allowed");
-        else post(admin, c, routes[i].post);
-        return;
-    }
-    admin_error(c, 404, "unknown path");
+    while (r < end && !kvr_text_is(rq->path, r->path)) r++;
+    if (worker_path(rq->path, &id)) one_worker(admin, c, id);
+    else if (under(rq->path, "/reservations/", &rest)) one_reservation(admin, c, rest);
+    else if (r == end) admin_error(c, 404, "unknown path");
+    else if (r->get && kvr_text_is(rq->method, "GET")) r->get(admin, c);
+    else if (r->put && kvr_text_is(rq->method, "PUT")) r->put(admin, c);
+    else if ((r->post || r->bare) && kvr_text_is(rq->method, "POST")) take_post(admin, c, r);
+    else admin_not_allowed(c, allowed_by(r));
 }
 
 static void on_request(struct kvr_http_conn *c, void *ctx)

@@ -30,6 +30,16 @@ void admin_error(struct kvr_http_conn *c, int status, const char *text)
     admin_reply(c, status, &b);
 }
 
+void admin_not_allowed(struct kvr_http_conn *c, const char *allowed)
+{
+    char text[64], head[64];
+    struct kvr_buf b = {0};
+    snprintf(text, sizeof text, "method not allowed; use %s", allowed);
+    snprintf(head, sizeof head, "Allow: %s\r\n", allowed);
+    admin_error_body(&b, 405, text);
+    kvr_http_reply_buf(c, 405, "application/json", head, &b);
+}
+
 void admin_ok(struct kvr_http_conn *c, int status)
 {
     kvr_http_reply(c, status, "application/json", NULL, "{\"status\":\"ok\"}", 15);

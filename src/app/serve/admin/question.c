@@ -112,11 +112,32 @@ static int add_range(void *ctx, const char *key, size_t key_len, struct kvr_json
     uint64_t start, end;
     (void)key;
     (void)key_len;
-    if (q->shared_n == SHARED_RANGES_MAX || !kvr_json_as_u64(kvr_json_at(v, 0), &start) || !kvr_json_as_u64(kvr_json_at(v, 1), &end))
+    if (q->shared_n == SHARED_RANGES_MAX || kvr_json_count(v) != 2 || !kvr_json_as_u64(kvr_json_at(v, 0), &start) ||
+        !kvr_json_as_u64(kvr_json_at(v, 1), &end))
         return 1;
     if (end < start || end > UINT32_MAX) return 1;
     q->shared[q->shared_n++] = (struct kvr_shared_range){(uint32_t)start, (uint32_t)end};
     return 0;
+}
+
+/* There is room for it. */
+static int add_allowed(void *ctx, const char *key, size_t key_len, struct kvr_json v)
+{
+    struct question *q = ctx;
+    (void)key;
+    (void)key_len;
+    return !kvr_json_as_u64(v, &q->allowed[q->allowed_n++]);
+}
+
+static const char *read_allowed(struct kvr_json o, struct question *q)
+{
+    static const char name[] = "allowed_worker_ids";
+    struct kvr_json v = kvr_json_get(o, name);
+    if (kvr_json_type_of(v) <= KVR_JSON_NULL) return NULL;
+    if (kvr_json_type_of(v) != KVR_JSON_ARRAY || kvr_json_count(v) > RANKS_MAX) return name;
+    q->allowed = malloc((kvr_json_count(v) + 1) * sizeof *q->allowed);
+    if (!q->allowed) return no_memory;
+    return kvr_json_each(v, add_allowed, q) ? name : NULL;
 }
 
 static const char *read_constraints(struct kvr_json o, struct question *q)
@@ -128,9 +149,8 @@ static const char *read_constraints(struct kvr_json o, struct question *q)
     v = kvr_json_get(c, "preferred_taints");
     if (kvr_json_type_of(v) > KVR_JSON_NULL && (kvr_json_type_of(v) != KVR_JSON_OBJECT || kvr_json_each(v, add_preferred, q)))
         return "preferred_taints";
-    v = kvr_json_get(o, "allowed_worker_ids");
-    const char *bad = kvr_json_type_of(v) > KVR_JSON_NULL ? get_hashes(o, "allowed_worker_ids", &q->allowed, &q->allowed_n) : NULL;
-    if (bad || q->allowed_n > RANKS_MAX) return bad ? bad : "allowed_worker_ids";
+    const char *bad = read_allowed(o, q);
+    if (bad) return bad;
     v = kvr_json_get(o, "shared_cache_ranges");
     if (kvr_json_type_of(v) > KVR_JSON_NULL && (kvr_json_type_of(v) != KVR_JSON_ARRAY || kvr_json_each(v, add_range, q)))
         return "shared_cache_ranges";
@@ -170,7 +190,7 @@ static int read_override_member(void *ctx, const char *key, size_t key_len, stru
     snprintf(a->bad, sizeof a->bad, "%.*s", (int)KVR_MIN(key_len, sizeof a->bad - 1), key);
     if (kvr_json_type_of(v) == KVR_JSON_NULL) return 0;
     if (key_len == 20 && !memcmp(key, "overlap_score_weight", 20)) { /* the older name */
-        if (!kvr_json_as_double(v, &a->o->prefill_load_scale)) return 1;
+        if (!kvr_json_as_double(v, &a->o->prefill_load_scale) || a->o->prefill_load_scale < 0) return 1;
         a->o->set |= KVR_OVERRIDE_PREFILL_LOAD_SCALE;
         if (a->o->prefill_load_scale == 0) a->o->set |= KVR_OVERRIDE_OVERLAP_CREDIT, a->o->overlap_credit = 0;
         return 0;
@@ -178,7 +198,8 @@ static int read_override_member(void *ctx, const char *key, size_t key_len, stru
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) {
         if (strlen(rows[i].key) != key_len || memcmp(rows[i].key, key, key_len)) continue;
         a->o->set |= rows[i].bit;
-        return rows[i].number ? !kvr_json_as_double(v, rows[i].number) : !kvr_json_as_bool(v, rows[i].flag);
+        if (rows[i].flag) return !kvr_json_as_bool(v, rows[i].flag);
+        return !kvr_json_as_double(v, rows[i].number) || *rows[i].number < 0; /* judged here: another member may write over it */
     }
     return 1;
 }

@@ -704,12 +704,8 @@ void selection_one(struct admin *admin, struct kvr_http_conn *c, const char *nam
     char id[SELECTION_ID_MAX + 3] = "r:";
     struct bookings known = {0};
     bool post = kvr_text_is(rq->method, "POST");
-    if (len <= SELECTION_ID_MAX) {
-        memcpy(id + 2, name, len);
-        known = bookings_of(admin, id);
-    }
-    if (verb.len == 0 ? !kvr_text_is(rq->method, "DELETE") : !post)
-        admin_error(c, 405, verb.len ? "method not allowed; use POST" : "method not allowed; use DELETE");
+    if (kvr_path_decode((struct kvr_text){name, len}, id + 2, sizeof id - 2)) known = bookings_of(admin, id);
+    if (verb.len == 0 ? !kvr_text_is(rq->method, "DELETE") : !post) admin_not_allowed(c, verb.len ? "POST" : "DELETE");
     else if (verb.len && !kvr_text_is(verb, "prefill_complete") && !kvr_text_is(verb, "output_block") && !kvr_text_is(verb, "renew"))
         admin_error(c, 404, "unknown path");
     else if (!bookings_any(&known)) admin_error(c, 404, "reservation not found");

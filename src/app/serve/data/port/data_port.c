@@ -20,6 +20,8 @@
 #include "app/serve/data/request/telemetry.h"
 #include "app/serve/workers/engines/models.h"
 
+extern const char openapi_data[]; /* openapi.yaml */
+
 /* ---- what the head says ------------------------------------------------------------------------------ */
 
 static bool is_safe_id(struct kvr_text t)
@@ -123,7 +125,8 @@ static void model_answer(struct loop *l, struct kvr_http_conn *c, struct kvr_tex
     if (!admission_look(l->data, c, &look)) return;
     const struct models_file *f = models_config_hold(l->data->config);
     struct model_alias *aliases = aliases_of(f, &n);
-    if (models_id_of_path(id, name) && admission_shows(&look, name) && models_write_one(l->data->workers, &b, name, aliases, n)) {
+    if (kvr_path_decode(id, name, sizeof name) && admission_shows(&look, name) &&
+        models_write_one(l->data->workers, &b, name, aliases, n)) {
         kvr_http_reply_buf(c, 200, "application/json", NULL, &b);
     } else {
         snprintf(text, sizeof text, "the model '%s' does not exist", name);
@@ -160,6 +163,8 @@ static void local_answer(struct loop *l, struct kvr_http_conn *c, int what)
         reply_error(c, 503, "shutting down", NULL);
     } else if (what == 1) {
         kvr_http_reply(c, 200, "application/json", NULL, "{\"status\":\"ok\"}", 15);
+    } else if (what == 3) {
+        kvr_http_reply(c, 200, "application/json", NULL, openapi_data, strlen(openapi_data));
     } else if (data_plane_ready(l->data, &why)) {
         kvr_http_reply(c, 200, "application/json", NULL, "{\"status\":\"ready\"}", 18);
     } else {
@@ -212,20 +217,23 @@ static void answer(struct loop *l, struct kvr_http_conn *c, struct telemetry **n
         reply_error(c, 501, "WebSocket connections (/v1/realtime) are not supported; connect to the engine itself", NULL);
         return;
     }
-    static const char *const local[] = {"/v1/models", "/health", "/ready"};
-    for (int i = 0; i < 3; i++)
+    static const char *const local[] = {"/v1/models", "/health", "/ready", "/openapi.json"};
+    for (int i = 0; i < 4; i++)
         if (kvr_text_is(rq->path, local[i])) {
             if (get) local_answer(l, c, i);
-            else method_refused(c, "GET");
+            else method_refused(c, "GET, HEAD");
             return;
         }
     static const char models[] = "/v1/models/";
-    if (get && rq->path.len > sizeof models - 1 && memcmp(rq->path.ptr, models, sizeof models - 1) == 0) {
+    bool of_model = rq->path.len > sizeof models - 1 && memcmp(rq->path.ptr, models, sizeof models - 1) == 0;
+    if (get && of_model) {
         model_answer(l, c, (struct kvr_text){rq->path.ptr + sizeof models - 1, rq->path.len - (sizeof models - 1)});
     } else if (client_route_is_passed(rq->path, l->data->o->pass_routes)) {
         const char *allowed = client_route_allows(rq->path, rq->method, l->data->o->pass_routes);
         if (allowed) method_refused(c, allowed);
         else begin(l, c, client_route_form(rq->path), note);
+    } else if (of_model) {
+        method_refused(c, "GET, HEAD");
     } else {
         reply_error(c, 404, "unknown path; inference routes are passed to engines, others by --pass-routes", NULL);
     }

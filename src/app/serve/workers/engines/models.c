@@ -8,29 +8,6 @@
 #include "app/serve/workers/table/room.h"
 #include "app/serve/workers/table/roster.h"
 
-static int hex_of(char c)
-{
-    static const char digits[] = "0123456789abcdef";
-    const char *at = c ? strchr(digits, c | 0x20) : NULL;
-    return at ? (int)(at - digits) : -1;
-}
-
-bool models_id_of_path(struct kvr_text path, char id[MODEL_MAX])
-{
-    size_t n = 0;
-    for (size_t i = 0; i < path.len; i++) {
-        char c = path.ptr[i];
-        if (c == '%' && i + 2 < path.len && hex_of(path.ptr[i + 1]) >= 0 && hex_of(path.ptr[i + 2]) >= 0) {
-            c = (char)(hex_of(path.ptr[i + 1]) * 16 + hex_of(path.ptr[i + 2]));
-            i += 2;
-        }
-        if (n == MODEL_MAX - 1 || c == 0) return false;
-        id[n++] = c;
-    }
-    id[n] = 0;
-    return n > 0;
-}
-
 static void put_text(struct kvr_buf *out, const char *key, const char *text)
 {
     kvr_json_key(out, key);

@@ -9,7 +9,6 @@
 
 struct workers;
 
-bool models_id_of_path(struct kvr_text path, char id[MODEL_MAX]); /* percent-decoded; false: no model's */
 /* A name that clients may use for a model; it is listed when that one is, as its `root`. */
 struct model_alias {
     const char *name, *of;
