@@ -23,7 +23,7 @@ help:
 	@echo "make docs     the site of docs/, in build/site"
 	@echo "make lint     include directions, refused functions, clang-tidy"
 	@echo "make fuzz     every fuzz target for FUZZ_SECONDS (10) each"
-	@echo "make wheel    the Python package, in build/wheel"
+	@echo "make wheel    the Python package with library and program, in build/wheel"
 	@echo "make install  into PREFIX (/usr/local), for packages staged below DESTDIR"
 
 build:
@@ -117,7 +117,7 @@ install: build
 clean:
 	rm -rf build
 
-# The Python package, in build/wheel. Needs the library only, and no network.
-wheel:
-	@scripts/deps.sh build python
+# What is installed: library and program in one Python package, in build/wheel.
+wheel: build
+	@scripts/deps.sh python
 	@scripts/wheel.sh
