@@ -9,13 +9,13 @@ tarball=$root/$(scripts/dist.sh)
 rm -rf build/deb
 mkdir -p build/deb
 cd build/deb
-tar xf "$tarball"
-cd kvroute-*
+mkdir kvroute && tar xf "$tarball" -C kvroute --strip-components 1
+cd kvroute
 library=build/tokenizer/target/release/libkvr_tokenizer.so
 if [ -e "$root/$library" ]; then install -D "$root/$library" "$library"; fi
 if [ -d "$root/build/llhttp" ]; then cp -r "$root/build/llhttp" build/; fi # where Debian has it inside another package only
 dpkg-buildpackage -b -us -uc -d >../log 2>&1 || { tail -40 ../log >&2; exit 1; }
 cd ..
-rm -rf kvroute-*/
+rm -rf kvroute
 if command -v lintian >/dev/null; then lintian --fail-on warning --no-tag-display-limit ./*.changes; fi
 ls "$PWD"/*.deb

@@ -14,6 +14,7 @@ int cmd_doctor(int argc, char **argv)
     static const struct option rows[] = {{"json", no_argument, NULL, 'j'},
                                          {"quiet", no_argument, NULL, 'q'},
                                          {"no-probe", no_argument, NULL, 'n'},
+                                         {"health", no_argument, NULL, 'H'},
                                          {"api-key", required_argument, NULL, 'k'},
                                          {"api-key-file", required_argument, NULL, 'f'},
                                          {"tls-ca", required_argument, NULL, 'a'},
@@ -34,6 +35,7 @@ int cmd_doctor(int argc, char **argv)
         if (c == 'j') o.json = true;
         else if (c == 'q') o.quiet = true;
         else if (c == 'n') o.no_probe = true;
+        else if (c == 'H') o.health = true;
         else if (c == 'k') o.key = optarg;
         else if (c == 'f') o.key_file = optarg;
         else if (c == 'a') o.tls_ca = optarg;

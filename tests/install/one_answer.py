@@ -1,27 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""one_answer.py KVROUTE [OPTION...]: a mock engine and `serve` of that program, with its OPTIONs; a prompt is answered through them, and the
-second time it is known where its blocks are. Ports are fixed: the machine is the test's own."""
+"""A mock engine and `serve` of a program; a prompt is answered through them, and the second time it is known where its blocks are. With
+--meanwhile a command runs while an answer is open, and then the next `serve` begins: nothing of the answer is lost. Ports are fixed: the
+machine is the test's own."""
+import argparse
 import json
 import signal
+import socket
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
 
-KVROUTE, *OPTIONS = sys.argv[1:]
-WORKER = "http://127.0.0.1:18101,events=tcp://127.0.0.1:18102,replay=tcp://127.0.0.1:18103"
-ENDS = time.monotonic() + 60
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("kvroute")
+parser.add_argument("--config", help="of serve")
+parser.add_argument("--meanwhile", metavar="COMMAND")
+args = parser.parse_args()
 
 
-def ask(path, body=None):
+def request(path, body=None):
     data = body and json.dumps(body).encode()
-    request = urllib.request.Request("http://127.0.0.1:8080" + path, data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        return answer.headers, answer.read()
+    return urllib.request.urlopen(urllib.request.Request("http://127.0.0.1:8080" + path, data, {"Content-Type": "application/json"}), timeout=60)
 
 
 def until(said, condition):
+    ends = time.monotonic() + 60
     while True:
         try:
             found = condition()
@@ -29,25 +32,65 @@ def until(said, condition):
                 return found
         except (urllib.error.URLError, ConnectionError):
             pass
-        assert time.monotonic() < ENDS, said
+        assert time.monotonic() < ends, said
         time.sleep(0.05)
 
 
-def completion():
-    headers, body = ask("/v1/completions", {"model": "mock", "prompt": list(range(100, 164)), "max_tokens": 4})
-    assert json.loads(body)["choices"][0]["text"], body
-    return int(headers["x-kvroute-overlap-blocks"])
+def is_ready():
+    with request("/ready") as answer:
+        return answer.status == 200
 
 
-programs = [subprocess.Popen([KVROUTE, *options]) for options in (
-    ["mock", "--port", "18101", "--kv-events", "tcp://127.0.0.1:18102", "--kv-replay", "tcp://127.0.0.1:18103", "--speedup-ratio", "50"],
-    ["serve", "--lame-duck-time", "0", "--worker", WORKER, *OPTIONS])]
+def known_blocks():
+    with request("/v1/completions", {"model": "mock", "prompt": list(range(100, 164)), "max_tokens": 4}) as answer:
+        assert json.load(answer)["choices"][0]["text"]
+        return int(answer.headers["x-kvroute-overlap-blocks"])
+
+
+def start(*options):
+    running.append(subprocess.Popen([args.kvroute, *options]))
+    return running[-1]
+
+
+def serve():
+    server = start("serve", "--lame-duck-time", "0", *(["--config", args.config] if args.config else []),
+                   "--worker", "http://127.0.0.1:18101,events=tcp://127.0.0.1:18102,replay=tcp://127.0.0.1:18103")
+    until("the router is not ready", is_ready)
+    return server
+
+
+def accepts():
+    with socket.socket() as s:
+        return s.connect_ex(("127.0.0.1", 8080)) == 0
+
+
+def replaced(mock, server):
+    with request("/v1/completions", {"model": "mock", "prompt": [1, 2, 3], "max_tokens": 64, "stream": True}) as answer:
+        lines = [answer.readline()]
+        mock.send_signal(signal.SIGSTOP)  # so that the answer is not over before the command is
+        subprocess.run(args.meanwhile, shell=True, check=True)
+        server.send_signal(signal.SIGTERM)
+        until("the port is not free", lambda: not accepts())
+        mock.send_signal(signal.SIGCONT)
+        serve()
+        lines += answer.readlines()
+    tokens = [line for line in lines if line.startswith(b"data: {")]
+    assert b"data: [DONE]\n" in lines and len(tokens) >= 64, lines
+    assert server.wait(60) == 0
+    print("an answer was open meanwhile, and came whole")
+
+
+running = []
 try:
-    until("the router is not ready", lambda: ask("/ready"))
-    blocks = until("the events did not come", completion)
+    mock = start("mock", "--port", "18101", "--kv-events", "tcp://127.0.0.1:18102", "--kv-replay", "tcp://127.0.0.1:18103", "--speedup-ratio", "50")
+    server = serve()
+    blocks = until("the events did not come", known_blocks)
     print(f"answered; {blocks} blocks of the prompt were known")
+    if args.meanwhile:
+        replaced(mock, server)
+        assert until("the events did not come again", known_blocks)
 finally:
-    for p in programs:
-        p.send_signal(signal.SIGTERM)
-    ends = [p.wait(60) for p in programs]
-assert ends == [0, 0], ends
+    for process in running:
+        process.send_signal(signal.SIGTERM)
+    ends = [process.wait(60) for process in running]
+assert not any(ends), ends
