@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # The front door. `make demo` and `make test` install what is missing (Debian packages), build, and run.
-.PHONY: all docs nightly test-packages build demo demo-engines tokenizer test test-long check test-engines engines bench bench-peers bench-routers bench-tokens lint fuzz format install clean help sim options-page wheel
+.PHONY: all docs nightly test-packages build demo demo-engines tokenizer test test-long check test-engines engines bench bench-peers bench-routers bench-tokens lint fuzz format install clean help sim options-page wheel deb dist test-install
 
 all: build
 
@@ -24,6 +24,9 @@ help:
 	@echo "make lint     include directions, refused functions, clang-tidy"
 	@echo "make fuzz     every fuzz target for FUZZ_SECONDS (10) each"
 	@echo "make wheel    the Python package with library and program, in build/wheel"
+	@echo "make deb      Debian packages, in build/deb"
+	@echo "make dist     the committed sources as a tarball, in build/dist"
+	@echo "make test-install  wheel, packages and containers' files in bare systems (needs root and debootstrap; minutes)"
 	@echo "make install  into PREFIX (/usr/local), for packages staged below DESTDIR"
 
 build:
@@ -121,3 +124,14 @@ clean:
 wheel: build
 	@scripts/deps.sh python
 	@scripts/wheel.sh
+
+deb:
+	@scripts/deps.sh build python deb
+	@scripts/deb.sh
+
+dist:
+	@scripts/dist.sh
+
+# Apart from make test: systems are fetched, and the program is built twice more.
+test-install: wheel deb
+	@tests/install/run.sh
