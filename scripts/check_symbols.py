@@ -40,7 +40,7 @@ def main():
     text = header_text()
     functions, known = declared(text), listed()
     if sys.argv[1] == "--write":
-        version = re.search('VERSION_STRING "(.+)"', text).group(1)
+        version = re.search('VERSION_STRING "(.+)"', text).group(1) + "~"  # its commits count, too (scripts/dist.sh)
         rows = {**{name: version for name in functions}, **known}
         with open(SYMBOLS, "w", encoding="utf-8") as f:
             f.write(HEAD + "".join(f" {name}@Base {rows[name]}\n" for name in sorted(rows)))

@@ -7,6 +7,7 @@ import json
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -47,14 +48,14 @@ def known_blocks():
         return int(answer.headers["x-kvroute-overlap-blocks"])
 
 
-def start(*options):
-    running.append(subprocess.Popen([args.kvroute, *options]))
+def start(*options, **how):
+    running.append(subprocess.Popen([args.kvroute, *options], **how))
     return running[-1]
 
 
 def serve():
     server = start("serve", "--lame-duck-time", "0", *(["--config", args.config] if args.config else []),
-                   "--worker", "http://127.0.0.1:18101,events=tcp://127.0.0.1:18102,replay=tcp://127.0.0.1:18103")
+                   "--worker", "http://127.0.0.1:18101,events=tcp://127.0.0.1:18102,replay=tcp://127.0.0.1:18103", stderr=log)
     until("the router is not ready", is_ready)
     return server
 
@@ -65,8 +66,8 @@ def accepts():
 
 
 def replaced(mock, server):
-    with request("/v1/completions", {"model": "mock", "prompt": [1, 2, 3], "max_tokens": 64, "stream": True}) as answer:
-        lines = [answer.readline()]
+    with request("/v1/completions", {"model": "mock", "prompt": [1, 2, 3], "max_tokens": 1000, "stream": True}) as answer:
+        lines = [answer.readline()]  # of a second's worth of them
         mock.send_signal(signal.SIGSTOP)  # so that the answer is not over before the command is
         subprocess.run(args.meanwhile, shell=True, check=True)
         server.send_signal(signal.SIGTERM)
@@ -75,14 +76,18 @@ def replaced(mock, server):
         serve()
         lines += answer.readlines()
     tokens = [line for line in lines if line.startswith(b"data: {")]
-    assert b"data: [DONE]\n" in lines and len(tokens) >= 64, lines
+    assert b"data: [DONE]\n" in lines and len(tokens) >= 1000, len(tokens)
     assert server.wait(60) == 0
+    log.seek(0)
+    said = log.read()
+    assert "stopped: 1 answers finished since the end began, 0 cut off" in said, said
     print("an answer was open meanwhile, and came whole")
 
 
 running = []
+log = tempfile.TemporaryFile("w+", prefix="serve")  # what every serve says
 try:
-    mock = start("mock", "--port", "18101", "--kv-events", "tcp://127.0.0.1:18102", "--kv-replay", "tcp://127.0.0.1:18103", "--speedup-ratio", "50")
+    mock = start("mock", "--port", "18101", "--kv-events", "tcp://127.0.0.1:18102", "--kv-replay", "tcp://127.0.0.1:18103", "--speedup-ratio", "20")
     server = serve()
     blocks = until("the events did not come", known_blocks)
     print(f"answered; {blocks} blocks of the prompt were known")
@@ -93,4 +98,6 @@ finally:
     for process in running:
         process.send_signal(signal.SIGTERM)
     ends = [process.wait(60) for process in running]
+    log.seek(0)
+    print(log.read(), end="")
 assert not any(ends), ends

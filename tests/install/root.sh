@@ -28,14 +28,15 @@ unshare -m -p -n -f true 2>/dev/null || left_out "no namespaces"
 roots=$PWD/build/roots
 if [ ! -e "$roots/$suite" ]; then
   mkdir -p "$roots"
-  keys=()
+  from=() like=()
   case "$suite" in
-    jammy | noble) keys=(--components=main,universe --keyring=/usr/share/keyrings/ubuntu-archive-keyring.gpg)
-      [ -e "${keys[1]#*=}" ] || left_out "no ${keys[1]#*=}: the package ubuntu-keyring of Ubuntu has it" ;;
+    jammy | noble) keys=/usr/share/keyrings/ubuntu-archive-keyring.gpg
+      from=(--components=main,universe --keyring="$keys") like=("" gutsy) # the script of every Ubuntu, which Debian's debootstrap has not by each name
+      [ -e "$keys" ] || left_out "no $keys: the package ubuntu-keyring of Ubuntu has it" ;;
   esac
   new=$(mktemp -d "$roots/.$suite.XXXXXX")
   chmod 755 "$new"
-  debootstrap --variant=minbase --include=python3-venv "${keys[@]}" "$suite" "$new" >"$roots/$suite.log" 2>&1 ||
+  debootstrap --variant=minbase --include=python3-venv "${from[@]}" "$suite" "$new" "${like[@]}" >"$roots/$suite.log" 2>&1 ||
     { tail -3 "$roots/$suite.log"; rm -rf "$new"; left_out "debootstrap could not make it"; }
   mv "$new" "$roots/$suite"
 fi
