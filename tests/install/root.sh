@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # root.sh SUITE SCRIPT FILE...: runs the functions `online` and `offline` of SCRIPT, a file of this folder, as root of a bare system, with
 # this folder and the FILEs in /files. Only `online` has a network; `offline` has a loopback of its own. What they change is gone afterwards.
+# Where there is a function `booted`, the system is booted, and it runs as a service.
 # The system is made once, by debootstrap, with python3-venv, in build/roots/SUITE. Exit 77: it cannot be made here, with the reason.
 set -euo pipefail
 if [ "${1:-}" = --inside ]; then # mounts and processes are this script's own
@@ -16,6 +17,29 @@ if [ "${1:-}" = --inside ]; then # mounts and processes are this script's own
   run=(env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 HOME=/root DEBIAN_FRONTEND=noninteractive
     chroot "$at/root" bash -euo pipefail -c 'cd /files; . "./$0"; "$1"' "$script")
   "${run[@]}" online
+  if grep -q '^booted()' "$at/root/files/$script"; then
+    rm "$at/root/usr/sbin/policy-rc.d"
+    cat >"$at/root/etc/systemd/system/files.service" <<EOF
+[Unit]
+After=multi-user.target
+SuccessAction=exit
+FailureAction=exit
+[Service]
+Type=oneshot
+Environment=HOME=/root LC_ALL=C.UTF-8
+WorkingDirectory=/files
+ExecStart=/bin/bash -euo pipefail -c '. ./$script; booted'
+StandardOutput=file:/files/said
+StandardError=file:/files/said
+EOF
+    mkdir -p "$at/root/etc/systemd/system/default.target.wants"
+    ln -s ../files.service "$at/root/etc/systemd/system/default.target.wants/"
+    umount "$at/root/proc"
+    rc=0
+    timeout 300 systemd-nspawn --quiet --register=no --keep-unit --private-network --console=pipe --boot -D "$at/root" </dev/null >"$at/console" 2>&1 || rc=$?
+    cat "$at/console" "$at/root/files/said"
+    exit "$rc"
+  fi
   exec unshare -n bash -euc 'ip link set lo up; exec "$@"' _ "${run[@]}" offline
 fi
 suite=$1 script=$2
@@ -25,6 +49,7 @@ left_out() { echo "$suite: left out: $*"; exit 77; }
 [ "$(id -u)" = 0 ] || left_out "only root makes a system in a folder"
 command -v debootstrap >/dev/null || left_out "no debootstrap"
 unshare -m -p -n -f true 2>/dev/null || left_out "no namespaces"
+if grep -q '^booted()' "tests/install/$script" && ! command -v systemd-nspawn >/dev/null; then left_out "no systemd-nspawn"; fi
 roots=$PWD/build/roots
 if [ ! -e "$roots/$suite" ]; then
   mkdir -p "$roots"
