@@ -17,5 +17,5 @@ if [ -d "$root/build/llhttp" ]; then cp -r "$root/build/llhttp" build/; fi # whe
 dpkg-buildpackage -b -us -uc -d >../log 2>&1 || { tail -40 ../log >&2; exit 1; }
 cd ..
 rm -rf kvroute
-if command -v lintian >/dev/null; then lintian --fail-on warning --no-tag-display-limit ./*.changes; fi
+if command -v lintian >/dev/null; then lintian --fail-on warning ./*.changes; fi
 ls "$PWD"/*.deb

@@ -35,6 +35,7 @@ EOF
     mkdir -p "$at/root/etc/systemd/system/default.target.wants"
     ln -s ../files.service "$at/root/etc/systemd/system/default.target.wants/"
     umount "$at/root/proc"
+    mount -t tmpfs none /run # what systemd-nspawn leaves is gone, too
     rc=0
     timeout 300 systemd-nspawn --quiet --register=no --keep-unit --private-network --console=pipe --boot -D "$at/root" </dev/null >"$at/console" 2>&1 || rc=$?
     cat "$at/console" "$at/root/files/said"
@@ -68,4 +69,4 @@ fi
 at=$(mktemp -d "$roots/.run.XXXXXX")
 trap 'rm -rf --one-file-system "$at"' EXIT
 mkdir -p "$at/changed/files" "$at/work" "$at/root"
-unshare -m -p -f --kill-child tests/install/root.sh --inside "$at" "$roots/$suite" "$script" tests/install/* "$@"
+unshare -m -p -f --mount-proc --kill-child tests/install/root.sh --inside "$at" "$roots/$suite" "$script" tests/install/* "$@"

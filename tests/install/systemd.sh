@@ -6,6 +6,7 @@ online() {
 }
 
 booted() {
+  trap 'journalctl --no-pager -u kvroute' EXIT
   . ./deb.sh
   local old new
   mkdir next
@@ -15,7 +16,7 @@ booted() {
   echo 'worker: "http://127.0.0.1:18101,events=tcp://127.0.0.1:18102,replay=tcp://127.0.0.1:18103"' >>/etc/kvroute/kvroute.yaml
   systemctl restart kvroute
   old=$(systemctl show -P MainPID kvroute)
-  test "$(stat -c %U "/proc/$old")" = kvroute
+  test "$(stat -c %u "/proc/$old")" -ge 61184 # of systemd's dynamic users
   systemctl show -p StatusText -p WatchdogUSec -p Type kvroute
   systemctl reload kvroute
   python3 under_load.py "dpkg -i --force-confold next/*.deb"
