@@ -32,11 +32,12 @@ check unit systemd-analyze security --offline=true --threshold=20 deploy/systemd
 check compose docker-compose -f deploy/compose/compose.yaml config
 check lintian lintian --fail-on warning build/deb/*.changes
 for suite in jammy bookworm trixie noble; do try wheel "$suite" build/wheel/kvroute-*.whl; done
-try deb bookworm $(ls build/deb/*.deb | grep -v dbgsym) tests/consumer/consumer.c
+try deb bookworm $(find build/deb -name '*.deb' -not -name '*dbgsym*') tests/consumer/consumer.c
 try systemd bookworm build/deb/kvroute_*.deb
+tools=$(scripts/prometheus.sh --check)
 if /usr/bin/python3 -c 'import json, yaml; json.dump(yaml.safe_load(open("deploy/compose/compose.yaml")), open("build/roots/compose.json", "w"))'; then
   try compose bookworm build/wheel/kvroute-*.whl build/roots/compose.json deploy/compose/prometheus.yml deploy/prometheus/kvroute.rules.yml \
-    "$(scripts/prometheus.sh --check && echo "$(scripts/prometheus.sh)/prometheus" || echo deploy/compose/prometheus.yml)"
+    ${tools:+"$tools/prometheus"}
 else
   echo "the services of the Compose file: left out: no python3-yaml"
 fi
