@@ -134,4 +134,5 @@ dist:
 
 # Apart from make test: systems are fetched, and the program is built twice more.
 test-install: wheel deb
+	@scripts/deps.sh build install
 	@tests/install/run.sh

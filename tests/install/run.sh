@@ -4,9 +4,9 @@
 # leaves build/roots/SUITE-WHAT.log. After `make wheel deb`.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
-passed=0 failed=0
+only=$* passed=0 failed=0
 try() {
-  if [ -n "${only:-}" ] && [ "$only" != "$1 $2" ]; then return; fi
+  if [ -n "$only" ] && [ "$only" != "$1 $2" ]; then return; fi
   local log=build/roots/$2-$1.log rc=0
   tests/install/root.sh "$2" "$1.sh" "${@:3}" >"$log" 2>&1 || rc=$?
   case "$rc" in
@@ -15,7 +15,6 @@ try() {
     *) failed=$((failed + 1)); echo "FAIL $1 in $2"; tail -40 "$log" ;;
   esac
 }
-only=$*
 # check NAME COMMAND...: where the program is there.
 check() {
   if [ -n "$only" ] && [ "$only" != "$1" ]; then return; fi
