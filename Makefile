@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # The front door. `make demo` and `make test` install what is missing (Debian packages), build, and run.
-.PHONY: all docs nightly test-packages build demo demo-engines tokenizer test test-long check test-engines test-openapi engines bench bench-peers bench-routers bench-tokens lint fuzz format install clean help sim options-page wheel
+.PHONY: all docs nightly test-packages build demo demo-engines tokenizer test test-long check test-engines test-openapi engines bench bench-peers bench-routers bench-tokens lint fuzz format install clean help sim options-page wheel deb dist test-install
 
 all: build
 
@@ -24,7 +24,10 @@ help:
 	@echo "make docs     the site of docs/, in build/site"
 	@echo "make lint     include directions, refused functions, clang-tidy"
 	@echo "make fuzz     every fuzz target for FUZZ_SECONDS (10) each"
-	@echo "make wheel    the Python package, in build/wheel"
+	@echo "make wheel    the Python package with library and program, in build/wheel"
+	@echo "make deb      Debian packages, in build/deb"
+	@echo "make dist     the committed sources as a tarball, in build/dist"
+	@echo "make test-install  wheel, packages and containers' files in bare systems (needs root and debootstrap; minutes)"
 	@echo "make install  into PREFIX (/usr/local), for packages staged below DESTDIR"
 
 build:
@@ -122,7 +125,19 @@ install: build
 clean:
 	rm -rf build
 
-# The Python package, in build/wheel. Needs the library only, and no network.
-wheel:
-	@scripts/deps.sh build python
+# What is installed: library and program in one Python package, in build/wheel.
+wheel: build
+	@scripts/deps.sh python
 	@scripts/wheel.sh
+
+deb:
+	@scripts/deps.sh build python deb
+	@scripts/deb.sh
+
+dist:
+	@scripts/dist.sh
+
+# Apart from make test: systems are fetched, and the program is built twice more.
+test-install: wheel deb
+	@scripts/deps.sh build install
+	@tests/install/run.sh

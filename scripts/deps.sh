@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Installs the Debian packages that are missing for: build, test, python, lint, docs. Says what it does; asks nothing.
+# Installs the Debian packages that are missing for: build, test, python, lint, deb, install, docs. Says what it does; asks nothing.
 set -eu
 build="gcc g++ cmake ninja-build pkg-config libuv1-dev libssl-dev libzmq3-dev libmsgpuck-dev libsimdjson-dev libxxhash-dev libyaml-dev libc-ares-dev libnats-dev libc6-dev"
 test="libcmocka-dev mandoc python3 python3-pytest python3-zmq python3-msgpack python3-xxhash python3-jsonschema python3-hypothesis python3-venv openssl curl iproute2 nats-server mypy"
 python="python3 python3-dev python3-setuptools python3-wheel"
+deb="debhelper dh-python lintian"
+install="debootstrap systemd-container python3-yaml"
 lint="clang-14 libclang-rt-14-dev clang-tidy clang-format"
 docs="mkdocs"
 want="$build"
@@ -14,9 +16,11 @@ for what in "$@"; do
     build) ;;
     test) want="$want $test"; prometheus=yes ;;
     lint) want="$want $lint" ;;
+    deb) want="$want $deb" ;;
+    install) want="$want $install" ;;
     python) want="$want $python" ;;
     docs) want="$docs" ;;
-    *) echo "usage: deps.sh [build] [test] [python] [lint] [docs]" >&2; exit 2 ;;
+    *) echo "usage: deps.sh [build] [test] [python] [lint] [deb] [install] [docs]" >&2; exit 2 ;;
   esac
 done
 cd "$(dirname "$0")/.."

@@ -20,6 +20,7 @@ static const struct option_row rows[] = {
     BOO("json", json, "false", "one JSON object instead of lines"),
     BOO("quiet", quiet, "false", "leave out what is ok"),
     BOO("probe", probe, "true", "send a few short prompts of random words to the engines; without: only look"),
+    BOO("health", health, "false", "only ask for /health, as a container's health check: exit status 0, or 1"),
     STR("api-key", key, NULL, "KEY", "bearer token for the URLs that are given"),
     STR("api-key-file", key_file, NULL, "FILE", "the same from a file, its first key"),
     STR("tls-ca", tls_ca, NULL, "FILE", "certificates (PEM) that sign those of https targets; default: the system's"),

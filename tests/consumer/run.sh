@@ -7,6 +7,7 @@ tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 lib=$root/build/library # the library alone, as scripts/library.sh builds it
 "$root/scripts/library.sh"
+"$root/scripts/check_symbols.py" "$lib/libkvroute.so"
 cmake --install "$lib" --prefix "$tmp/prefix" >/dev/null
 # Staged as packagers do: once below DESTDIR, whether it comes as make's variable or from the environment, and nowhere else.
 (cd "$root" && make -s -o build install INSTALL_FROM="$lib" DESTDIR="$tmp/stage" PREFIX=/opt/kvr >/dev/null)

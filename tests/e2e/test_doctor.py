@@ -34,6 +34,16 @@ def test_a_sound_deployment(start):
     assert s.idle() or wait_for("idle", s.idle)
 
 
+def test_a_health_check_asks_for_nothing_else(start):
+    m = start(Mock)
+    s = start(Serve, [m])
+    for url in (f"http://127.0.0.1:{s.admin}", f"http://127.0.0.1:{s.port}", f"http://127.0.0.1:{m.port}"):
+        rc, report = doctor("--health", url)
+        assert rc == 0 and [f["check"] for f in report["findings"]] == ["health"], report
+    rc, report = doctor("--health", f"http://127.0.0.1:{s.admin}", f"http://127.0.0.1:{free_ports()}")
+    assert rc == 1 and [f["verdict"] for f in report["findings"]] == ["ok", "problem"], report
+
+
 CASES = {
     "wrong block size": (dict(extra=["--fault-block-size", 8]), "block size"),
     "events off": (dict(with_events=False), "events endpoint"),

@@ -5,11 +5,11 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 root=$PWD build=$PWD/build/python
-scripts/wheel.sh >/dev/null
+scripts/wheel.sh library >/dev/null
 mkdir -p "$build"
 rm -rf "$build/venv"
 /usr/bin/python3 -m venv "$build/venv"
-http_proxy=http://127.0.0.1:9 https_proxy=http://127.0.0.1:9 "$build/venv/bin/python3" -m pip install -q --no-index --disable-pip-version-check build/wheel/kvroute-*.whl
+http_proxy=http://127.0.0.1:9 https_proxy=http://127.0.0.1:9 "$build/venv/bin/python3" -m pip install -q --no-index --disable-pip-version-check build/wheel-library/kvroute-*.whl
 cd "$build" # away from the sources
 "$build/venv/bin/python3" -I -W error - "$root/bindings/python/README.md" <<'PY'
 import re, sys

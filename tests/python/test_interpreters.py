@@ -61,9 +61,9 @@ def test_the_wheel_serves_every_python_without_a_second_package(version, path):
 
 
 def test_the_wheel_asks_for_no_other_package():
-    wheels = glob.glob(os.path.join(ROOT, "build", "wheel", "kvroute-*.whl"))
+    wheels = glob.glob(os.path.join(ROOT, "build", "wheel-library", "kvroute-*.whl"))
     if not wheels:
-        pytest.skip("no wheel in build/wheel")
+        pytest.skip("no wheel in build/wheel-library")
     with zipfile.ZipFile(wheels[0]) as wheel:
         names = wheel.namelist()
         metadata = wheel.read(next(n for n in names if n.endswith("METADATA"))).decode()

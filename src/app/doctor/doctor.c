@@ -463,6 +463,19 @@ static bool has_member(struct kvr_json list, const char *key)
     return kvr_json_type_of(list) == KVR_JSON_ARRAY && kvr_json_type_of(kvr_json_get(kvr_json_at(list, 0), key)) != KVR_JSON_NONE;
 }
 
+/* --health: what a supervisor of processes asks every few seconds. Who does not answer is a problem, not a target that cannot be used. */
+static void examine_health(struct doctor *d, const struct engine_target *t)
+{
+    struct kvr_fetched f = {0};
+    char url[sizeof t->url + sizeof "/health"];
+    snprintf(url, sizeof url, "%s/health", t->url);
+    fetch(d, url, NULL, "", d->key, &f);
+    if (f.status == 200) found(d, OK, t->subject, "health", "", "it answers");
+    else if (f.status) found(d, PROBLEM, t->subject, "health", "", "it answers with status %d", f.status);
+    else found(d, PROBLEM, t->subject, "health", "", "%s", f.error);
+    kvr_fetched_free(&f);
+}
+
 static void examine(struct doctor *d, struct engine_target *t)
 {
     struct kvr_fetched f = {0};
@@ -520,7 +533,10 @@ int doctor_main(const struct doctor_options *o)
     uv_loop_init(&d.loop);
     d.json = kvr_json_parser_new();
     if (!d.json || kvr_http_client_create(&d.loop, 3, &d.http)) rc = 2;
-    for (size_t i = 0; i < o->targets_n && rc == 0; i++) examine(&d, &t[i]);
+    for (size_t i = 0; i < o->targets_n && rc == 0; i++) {
+        if (o->health) examine_health(&d, &t[i]);
+        else examine(&d, &t[i]);
+    }
     size_t problems = rc ? 0 : findings_print(&d);
     if (d.http) kvr_http_client_close(d.http);
     kvr_loop_end(&d.loop);

@@ -21,6 +21,7 @@ struct doctor_options {
     char *tokenizer_lib, *tokenizer_profile; /* NULL: where it is looked for; all profiles are tried */
     double timeout;
     bool json, quiet, probe;
+    bool health; /* only ask the targets whether they live */
 };
 
 /* Returns the process's exit status: 0 nothing found, 1 a problem was found, 2 a target could not be used. */
