@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# kvr_embed(TARGET FILE SYMBOL): the text of a file is `extern const char SYMBOL[]` in the target, ended by a NUL. Left out are its first
-# line, which is the licence's, and of HTML line ends and the blanks behind them: so there no line of a script ends in a comment, or
-# without the semicolon that it needs.
+# kvr_embed(TARGET FILE SYMBOL): the text of a file is `extern const char SYMBOL[]` in the target, ended by a NUL, without its first line,
+# which is the licence's; SYMBOL_tag[] is another one for another text.
 #
 # The text becomes a C file of the build, at the place in the build folder that FILE has in the tree, so that its object is one of FILE's
 # folder. This file is also the script that writes it.
@@ -26,9 +25,8 @@ if(NOT licence MATCHES "SPDX-License-Identifier: ")
 endif()
 math(EXPR end "${end} + 1")
 string(SUBSTRING "${text}" ${end} -1 text)
-if(FILE MATCHES "\\.html$")
-  string(REGEX REPLACE "\n *" "" text "${text}")
-endif()
+string(SHA256 tag "${text}")
+string(SUBSTRING ${tag} 0 16 tag)
 string(HEX "${text}" text)
 string(REGEX REPLACE "(..)" "\\\\x\\1" text "${text}")
-file(WRITE ${SOURCE} "extern const char ${SYMBOL}[];\nconst char ${SYMBOL}[] = \"${text}\";\n")
+file(WRITE ${SOURCE} "extern const char ${SYMBOL}[], ${SYMBOL}_tag[];\nconst char ${SYMBOL}[] = \"${text}\", ${SYMBOL}_tag[] = \"${tag}\";\n")

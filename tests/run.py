@@ -46,6 +46,7 @@ ADDRESS_ONLY = {
     "test_cli.py": "words: command lines and what they are answered",
     "test_docs.py": "words: what the documents say",
     "test_start.py": "a page's commands, in front of mocks",
+    "test_page.py": "what the main loop answers, alone, from counters that other files have under the thread sanitizer",
     "test_fields.py": "words: bodies with a wrong field, one after the other",
     "test_doctor.py": "words: what doctor, a program of one thread, says of a deployment",
     "test_doctor_pair.py": "words: what doctor says of two engines",
