@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# kvr_embed(TARGET FILE SYMBOL): the text of a file is `extern const char SYMBOL[]` in the target, ended by a NUL. Left out are its first
-# line, which is the licence's, and of HTML line ends and the blanks behind them: so there no line of a script ends in a comment, or
-# without the semicolon that it needs.
+# kvr_embed(TARGET FILE SYMBOL): the text of a file is `extern const char SYMBOL[]` in the target, ended by a NUL, without its first line,
+# which is the licence's; SYMBOL_tag[] is another one for another text.
 # kvr_openapi(TARGET FILE SYMBOL): the same of the OpenAPI document of a port, which FILE (YAML) and what all ports share make
 # (openapi_json.c). As JSON it is in the build folder, too, at the place of FILE.
 #
@@ -48,9 +47,8 @@ if(NOT FILE MATCHES "\\.json$") # which is made by the build
   math(EXPR end "${end} + 1")
   string(SUBSTRING "${text}" ${end} -1 text)
 endif()
-if(FILE MATCHES "\\.html$")
-  string(REGEX REPLACE "\n *" "" text "${text}")
-endif()
+string(SHA256 tag "${text}")
+string(SUBSTRING ${tag} 0 16 tag)
 string(HEX "${text}" text)
 string(REGEX REPLACE "(..)" "\\\\x\\1" text "${text}")
-file(WRITE ${SOURCE} "extern const char ${SYMBOL}[];\nconst char ${SYMBOL}[] = \"${text}\";\n")
+file(WRITE ${SOURCE} "extern const char ${SYMBOL}[], ${SYMBOL}_tag[];\nconst char ${SYMBOL}[] = \"${text}\", ${SYMBOL}_tag[] = \"${tag}\";\n")

@@ -23,7 +23,7 @@ SECTIONS = [
     ("Queue, retries, refusals", r"(router_queue|queue_|retries|errors_total|client_gone|overload|breaker|requests_(active|without)|reopened|uncounted|sessions|responses|bindings|model_fallbacks|models_config)"),
     ("The router's own time", r"router_overhead"),
     ("Prefill and decode workers", r"(disagg|prefill_leg|handoff|kv_wait)"),
-    ("Ports, access, TLS", r"(http_|access_|tls_|key_)"),
+    ("Ports, access, TLS", r"(http_|access_|tls_|key_|status_)"),
     ("Other routers, event plane, discovery", r"(replica|served|remote|indexer|event_plane|durable|discovery)"),
     ("Files, logs, traces, configuration", r"(record|data_dir|trace|config|log_)"),
     ("The process", r"(process_|build_info|draining)"),

@@ -49,6 +49,7 @@ ADDRESS_ONLY = {
     "test_docs.py": "words: what the documents say",
     "test_start.py": "a page's commands, in front of mocks",
     "test_openapi.py": "words: what each route answers, one after the other",
+    "test_page.py": "what the main loop answers, alone, from counters that other files have under the thread sanitizer",
     "test_fields.py": "words: bodies with a wrong field, one after the other",
     "test_doctor.py": "words: what doctor, a program of one thread, says of a deployment",
     "test_doctor_pair.py": "words: what doctor says of two engines",

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The admin port: who may ask (may), which route answers (routes; begin() has those with an id), and short answers that are no other
- * file's: status, mode, thresholds, peers. A large body, or a text, is read on a thread before its route is called; a question whose index
- * is elsewhere goes through ask_remote.c. Errors are {"error": text}. Main loop.
+ * file's: mode, thresholds, peers. A large body, or a text, is read on a thread before its route is called; a question whose index is
+ * elsewhere goes through ask_remote.c. Errors are {"error": text}. Main loop.
  */
 #include "app/serve/admin/room.h"
 
@@ -15,7 +15,6 @@
 #include "app/serve/config/keyring.h"
 #include "app/serve/data/data_plane.h"
 #include "app/serve/data/port/ready.h"
-#include "app/serve/data/state/quality.h"
 #include "app/serve/peers/index_server.h"
 #include "app/serve/peers/remote.h"
 #include "app/serve/peers/replicas.h"
@@ -29,8 +28,6 @@
 #include "wire/index_service.h"
 #include "wire/prompt_question.h"
 
-/* page.html: no outside resources; it reads /status every two seconds, with the key that is typed in when there are keys. */
-extern const char admin_page[];
 extern const char openapi_admin[]; /* openapi.yaml */
 
 /* ---- answers ----------------------------------------------------------------------------------------- */
@@ -41,32 +38,6 @@ static void admin_refuse(struct kvr_http_conn *c, const struct kvr_access_refusa
     admin_error_body(&b, no->status, no->text);
     kvr_http_reply(c, no->status, "application/json", no->extra, b.failed ? "" : b.data, b.failed ? 0 : b.len);
     kvr_buf_free(&b);
-}
-
-static void status_write(struct admin *admin, struct kvr_buf *b)
-{
-    kvr_json_open(b, '{');
-    kvr_json_put_str(b, "version", kvr_version());
-    kvr_json_put_str(b, "mode", router_mode_name(workers_mode(admin->workers)));
-    kvr_json_key(b, "overlap_score_credit");
-    kvr_json_double(b, admin->o->overlap_credit);
-    kvr_json_key(b, "prefill_load_scale");
-    kvr_json_double(b, admin->o->prefill_load_scale);
-    kvr_json_put_u64(b, "uptime_ms", now_ms() - admin->process->started_ms);
-    if (admin->remotes_n) { /* the index is elsewhere */
-        kvr_json_put_str(b, "remote_index", admin->o->use_remote_indexer);
-        kvr_json_put_str(b, "remote_index_error", remote_why(admin));
-    }
-    data_plane_totals_write(admin->data, b);
-    kvr_json_key(b, "workers");
-    admin_workers_write(admin, b, NULL, NULL);
-    kvr_json_key(b, "loads");
-    admin_loads_write(admin, b, NULL, NULL);
-    kvr_json_key(b, "last_minute");
-    quality_write(admin->data, b);
-    kvr_json_key(b, "decisions");
-    data_plane_decisions_write(admin->data, b, 50);
-    kvr_json_close(b, '}');
 }
 
 static void set_mode(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
@@ -93,12 +64,6 @@ static void validate(struct admin *admin, struct kvr_http_conn *c)
 }
 
 /* ---- GET --------------------------------------------------------------------------------------------- */
-
-static void get_page(struct admin *admin, struct kvr_http_conn *c)
-{
-    (void)admin;
-    kvr_http_reply(c, 200, "text/html; charset=utf-8", NULL, admin_page, strlen(admin_page));
-}
 
 static void get_openapi(struct admin *admin, struct kvr_http_conn *c)
 {
@@ -177,13 +142,6 @@ static void get_dump(struct admin *admin, struct kvr_http_conn *c)
         return;
     }
     admin_dump_write(admin, &b);
-    admin_reply(c, 200, &b);
-}
-
-static void get_status(struct admin *admin, struct kvr_http_conn *c)
-{
-    struct kvr_buf b = {0};
-    status_write(admin, &b);
     admin_reply(c, 200, &b);
 }
 
@@ -405,12 +363,13 @@ static const struct route {
     void (*bare)(struct admin *admin, struct kvr_http_conn *c); /* POST without a body */
     void (*put)(struct admin *admin, struct kvr_http_conn *c);
 } routes[] = {
-    {"/", .get = get_page},
     {"/openapi.json", .get = get_openapi},
     {"/health", .get = get_health},
     {"/ready", .get = get_ready},
     {"/metrics", .get = get_metrics},
-    {"/status", .get = get_status},
+    {"/status", .get = status_get},
+    {"/status/stream", .get = status_stream},
+    {"/history", .get = history_get},
     {"/decisions", .get = get_decisions},
     {"/tokenizers", .get = get_tokenizers},
     {"/workers", .get = get_workers, .post = admin_post_worker},
@@ -649,7 +608,7 @@ static bool may(struct admin *admin, struct kvr_http_conn *c)
     struct kvr_access_refusal no;
     unsigned flags = 0;
     if (kvr_text_is(rq->path, "/health") || kvr_text_is(rq->path, "/ready")) flags = KVR_ACCESS_PROBE;
-    else if (kvr_text_is(rq->path, "/") || kvr_text_is(rq->path, "/openapi.json")) flags = KVR_ACCESS_KEYLESS;
+    else if (page_has(rq->path) || kvr_text_is(rq->path, "/openapi.json")) flags = KVR_ACCESS_KEYLESS;
     else if (index_server_takes_packed(rq->path)) flags = KVR_ACCESS_PACKED;
     if (kvr_access_check(admin->access, rq, flags, &no)) return true;
     admin_refuse(c, &no);
@@ -685,7 +644,8 @@ static void begin(struct admin *admin, struct kvr_http_conn *c)
     uint64_t id;
     if (!may(admin, c)) return;
     while (r < end && !kvr_text_is(rq->path, r->path)) r++;
-    if (worker_path(rq->path, &id)) one_worker(admin, c, id);
+    if (page_has(rq->path)) page_get(c);
+    else if (worker_path(rq->path, &id)) one_worker(admin, c, id);
     else if (under(rq->path, "/reservations/", &rest)) one_reservation(admin, c, rest);
     else if (r == end) admin_error(c, 404, "unknown path");
     else if (r->get && kvr_text_is(rq->method, "GET")) r->get(admin, c);
@@ -710,7 +670,8 @@ static void body_room(struct kvr_http_conn *c, void *ctx, struct kvr_http_room *
 static void on_gone(struct kvr_http_conn *c, void *ctx)
 {
     struct admin *admin = ctx;
-    if (!adapters_gone(admin, c) && !admin_ask_gone(admin, c) && !kvr_json_body_on_gone(&admin->jobs, c)) selection_gone(admin, c);
+    if (!status_gone(admin, c) && !adapters_gone(admin, c) && !admin_ask_gone(admin, c) && !kvr_json_body_on_gone(&admin->jobs, c))
+        selection_gone(admin, c);
 }
 
 int admin_open(struct admin *admin, char *err, size_t cap)
@@ -767,7 +728,10 @@ struct admin *admin_create(struct process *p, const struct admin_uses *uses)
     a->peers = uses->peers;
     a->data = uses->data;
     a->http.bodies_max = o->select_only ? o->max_bodies_bytes : o->max_bodies_bytes / 4;
-    return a;
+    a->history = history_create(p->started_ms);
+    if (a->history) return a;
+    admin_destroy(a);
+    return NULL;
 }
 
 void admin_tick(struct admin *a)
@@ -778,6 +742,8 @@ void admin_tick(struct admin *a)
 void admin_second(struct admin *a)
 {
     selection_tick(a);
+    history_second(a);
+    status_second(a);
 }
 
 void admin_stop(struct admin *a)
@@ -795,6 +761,7 @@ void admin_destroy(struct admin *a)
     kvr_given_tokens_close(a->given_tokens);
     selection_destroy(a);
     kvr_access_destroy(a->access);
+    history_destroy(a->history);
     free(a);
 }
 
@@ -810,6 +777,7 @@ void admin_lame(struct admin *a)
 
 void admin_drain(struct admin *a)
 {
+    status_end(a);
     kvr_http_server_drain(a->server);
 }
 

@@ -65,4 +65,7 @@ void metrics_write(struct admin *admin, struct kvr_buf *out)
     kvr_http_shared_metrics((struct kvr_http_port[]){{"admin", &admin->http}, {"data", data_plane_http(admin->data)}},
                             admin->o->select_only ? 1 : 2, b);
     kvr_access_metrics(admin->access, b);
+    put_gauge(b, "status_listeners", "Who is sent /status/stream", (double)admin->listeners.n);
+    kvr_prom_one_u64(b, "kvroute_", "status_listeners_dropped_total", "counter", "Of these, those that were cut off as they took nothing",
+                     admin->listeners.dropped);
 }

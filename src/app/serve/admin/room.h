@@ -16,7 +16,9 @@
  *   reload.c         /reload, SIGHUP, --watch-files
  *   tracker.c        the slot tracker's /register, /add, /free ...
  *   metrics.c        /metrics
- *   page.html        the page
+ *   status.c         /status, and the stream of it
+ *   history.c        /history: the last hour
+ *   page.c           the page, whose files are in page/
  */
 #ifndef KVR_SERVE_ADMIN_ROOM_H
 #define KVR_SERVE_ADMIN_ROOM_H
@@ -35,11 +37,24 @@
 struct adapter_job;
 struct asking;
 struct fetched;
+struct history;
 struct kvr_access;
 struct kvr_given_tokens;
 struct kvr_ids;
 struct kvr_remote_index;
 struct selection;
+
+/* Who is sent /status again and again. */
+enum { STATUS_LISTENERS_MAX = 16 };
+struct status_listeners {
+    struct status_listener {
+        struct kvr_http_conn *conn;
+        unsigned behind; /* how many in a row were left out, as it has not taken the one before */
+    } all[STATUS_LISTENERS_MAX];
+    size_t n;
+    uint64_t due_ms; /* the next one */
+    uint64_t dropped;
+};
 
 struct admin {
     const struct serve_options *o;
@@ -58,6 +73,8 @@ struct admin {
     struct kvr_unknown_members ignored; /* of the body that is being answered */
     struct adapter_job *adapter_jobs;
     struct selection *selection;
+    struct history *history;
+    struct status_listeners listeners;
 
     struct kvr_remote_index *remotes[REMOTES_MAX];
     size_t remotes_n;                      /* 0: the index is here */
@@ -83,6 +100,24 @@ void admin_bad_field(struct kvr_http_conn *c, const char *field);
 /* What came of reading a body. Returns: false after having answered. */
 bool admin_is_object(struct kvr_http_conn *c, const struct kvr_json_read *r);
 bool admin_parse_object(struct admin *admin, struct kvr_http_conn *c, struct kvr_json *o);
+
+/* ---- page.c: / and what it is made of, which tell nothing of this router and need no key ---- */
+bool page_has(struct kvr_text path);
+void page_get(struct kvr_http_conn *c);
+
+/* ---- status.c ---- */
+void status_get(struct admin *admin, struct kvr_http_conn *c);
+void status_stream(struct admin *admin, struct kvr_http_conn *c);
+void status_second(struct admin *admin);
+bool status_gone(struct admin *admin, const struct kvr_http_conn *c); /* Returns: whether it listened */
+void status_end(struct admin *admin);                                 /* of all streams */
+
+/* ---- history.c ---- */
+struct history *history_create(uint64_t started_ms); /* NULL: out of memory */
+void history_destroy(struct history *h);
+void history_second(struct admin *admin);
+void history_get(struct admin *admin, struct kvr_http_conn *c);
+void history_recent_write(struct admin *admin, struct kvr_buf *b); /* an object of the last minute */
 
 /* ---- workers ---- */
 void admin_workers_write(struct admin *admin, struct kvr_buf *b, const char *model, const char *group);

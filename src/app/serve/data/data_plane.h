@@ -62,8 +62,13 @@ void data_plane_take_none(struct data_plane *d);               /* new ones, when
 bool data_plane_answers(struct data_plane *d);                 /* has each loop looked around since this was asked last? */
 uint16_t data_plane_port(const struct data_plane *d);
 size_t data_plane_listeners(const struct data_plane *d, int *fds, size_t cap); /* how many */
-/* What is kept of requests, as JSON: members of an object; the latest decisions as a list; one of an id (false: it is not kept). */
-void data_plane_totals_write(struct data_plane *d, struct kvr_buf *b);
+/* Since the start; sessions and responses: those that are bound now. */
+struct data_totals {
+    uint64_t requests, retries, errors, prompt_tokens, predicted_cached_tokens, actual_cached_tokens;
+    size_t sessions, responses;
+};
+struct data_totals data_plane_totals(struct data_plane *d);
+/* What is kept of requests, as JSON: the latest decisions as a list; one of an id (false: it is not kept). */
 void data_plane_decisions_write(struct data_plane *d, struct kvr_buf *b, size_t most);
 bool data_plane_decision_write(struct data_plane *d, struct kvr_buf *b, const char *id, size_t len);
 void data_plane_count_long_prompt(struct data_plane *d); /* one was refused for --max-prompt-tokens. Any thread */

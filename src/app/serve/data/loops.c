@@ -223,15 +223,17 @@ struct kvr_http_shared *data_plane_http(struct data_plane *d)
 
 /* ---- what is kept ---------------------------------------------------------------------------------------- */
 
-void data_plane_totals_write(struct data_plane *d, struct kvr_buf *b)
+struct data_totals data_plane_totals(struct data_plane *d)
 {
     struct data_counters *m = &d->counters;
-    kvr_json_put_u64(b, "requests", atomic_load(&m->requests_total));
-    kvr_json_put_u64(b, "retries", atomic_load(&m->retries_total));
-    kvr_json_put_u64(b, "errors", atomic_load(&m->errors_total));
-    kvr_json_put_u64(b, "prompt_tokens", atomic_load(&m->prompt_tokens_total));
-    kvr_json_put_u64(b, "predicted_cached_tokens", atomic_load(&m->predicted_cached_tokens_total));
-    kvr_json_put_u64(b, "actual_cached_tokens", atomic_load(&m->actual_cached_tokens_total));
+    return (struct data_totals){.requests = atomic_load(&m->requests_total),
+                                .retries = atomic_load(&m->retries_total),
+                                .errors = atomic_load(&m->errors_total),
+                                .prompt_tokens = atomic_load(&m->prompt_tokens_total),
+                                .predicted_cached_tokens = atomic_load(&m->predicted_cached_tokens_total),
+                                .actual_cached_tokens = atomic_load(&m->actual_cached_tokens_total),
+                                .sessions = sessions_counts(d->sessions).bound,
+                                .responses = sessions_counts(d->responses).bound};
 }
 
 void data_plane_decisions_write(struct data_plane *d, struct kvr_buf *b, size_t most)
