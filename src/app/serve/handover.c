@@ -31,12 +31,18 @@ static const char *name(const struct handover *h)
 
 /* ---- taking ------------------------------------------------------------------------------------------- */
 
-/* Is it the port that the options name? */
-static bool is_at(int fd, uint64_t port)
+/* 0: of no address. */
+static unsigned port_of(int fd)
 {
     struct sockaddr_in a = {0}; /* its port is where the one of IPv6 is */
     socklen_t len = sizeof a;
-    return port == 0 || (getsockname(fd, (struct sockaddr *)&a, &len) == 0 && ntohs(a.sin_port) == port);
+    return getsockname(fd, (struct sockaddr *)&a, &len) == 0 ? ntohs(a.sin_port) : 0;
+}
+
+/* Is it the port that the options name? */
+static bool is_at(int fd, uint64_t port)
+{
+    return port == 0 || port_of(fd) == port;
 }
 
 static int refuse(struct handover *h, char *err, size_t cap, const char *why)
@@ -171,7 +177,7 @@ static int judge(int fd, const char *name, const char *host, uint64_t port, char
     if (getsockname(fd, (struct sockaddr *)&is, &len) == 0 && is_at(fd, port) && same_address(&is, &said)) return 0;
     (void)uv_ip_name((struct sockaddr *)&is, text, sizeof text);
     snprintf(err, cap, "the socket '%s' of systemd listens on %s port %u; allowed: what the options say, %s port %llu", name, text,
-             (unsigned)ntohs(((struct sockaddr_in *)&is)->sin_port), host, (unsigned long long)port);
+             port_of(fd), host, (unsigned long long)port);
     return -1;
 }
 

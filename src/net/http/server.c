@@ -625,7 +625,8 @@ void kvr_http_server_go(struct kvr_http_server *s)
 {
     if (!s->waits) return;
     s->waits = false;
-    /* The port is this process's: nothing is left to fail but memory, and then others of it listen. One that came listens as it was told. */
+    /* The port is this process's: nothing is left to fail but memory, and then others of it listen. One that came listens as it was told.
+     */
     if (!s->config.listener) (void)listen(s->fd, BACKLOG);
     set_listening(s, true);
 }

@@ -18,8 +18,8 @@
     X(uncounted_total, "Requests that no labelled counter took: out of memory")                                                            \
     X(reopened_connections_total, "Requests sent again on a fresh connection: the worker had closed the kept one")                         \
     X(view_prompts_dropped_total, "Answered prompts that were not looked at for a partial view: too many at once")                         \
-    X(view_takeovers_total, "Views that the process before has given, at a hand-over")                                                   \
-    X(view_takeover_failures_total, "Views that were not whole then, and were not to be had from it")                                        \
+    X(view_takeovers_total, "Views that the process before has given, at a hand-over")                                                     \
+    X(view_takeover_failures_total, "Views that were not whole then, and were not to be had from it")                                      \
     X(disagg_rendezvous_missed_total, "Pairs of a prefill and a decode worker that missed each other")                                     \
     X(breaker_opened_total, "Times a worker's breaker opened")                                                                             \
     X(events_applied_total, "KV events applied")                                                                                           \
