@@ -26,7 +26,7 @@ def reader(tmp_path):
 def test_every_command_of_the_page_with_mocks_does_what_it_says(reader):
     page = Page(os.path.join(ROOT, "docs/start/mocks.md"))
     engines, router, first_hit, compare, doctor = page.commands
-    _, found, hit, table, healthy = page.shown
+    found, hit, table, healthy = page.shown
     reader.leave_running(engines)
     for port in ("8001", "8002"):
         wait_for("a mock", lambda p=port: call(int(reader.free[p]), "GET", "/health").status == 200, 20)
