@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # The front door. `make demo` and `make test` install what is missing (Debian packages), build, and run.
-.PHONY: all docs nightly test-packages build demo demo-engines tokenizer test test-long check test-engines test-openapi engines bench bench-peers bench-routers bench-tokens lint fuzz format install clean help sim options-page wheel deb dist test-install
+.PHONY: all docs nightly test-packages build demo demo-engines tokenizer test test-long check test-engines test-openapi engines bench bench-peers bench-routers bench-tokens lint fuzz format install clean help sim options-page wheel deb dist test-install test-page
 
 all: build
 
@@ -12,6 +12,7 @@ help:
 	@echo "make check    a minute's look: the release build, its unit tests, the first end-to-end tests"
 	@echo "make nightly  what takes hours: a million seeds of each mode of the view simulation, long random tests, fuzzing (FUZZ_SECONDS=120)"
 	@echo "make tokenizer  the library that makes token ids here, in build/tokenizer (optional: needs cargo 1.85 and crates)"
+	@echo "make test-page  the page in a browser (optional: needs chromium, node and npm); screenshots in build/page/shots"
 	@echo "make engines  a real vLLM on the CPU with tiny models, in build/engines (or ENGINES_DIR): about 8 GB"
 	@echo "make test-engines  tests against it (10 minutes at most)"
 	@echo "make demo-engines  the demo with two of them instead of mocks"
@@ -60,6 +61,10 @@ nightly:
 # Apart from make build, which needs no Rust; make test tests it where it is built.
 tokenizer:
 	@scripts/tokenizer.sh
+
+# Optional: says so where there is no browser.
+test-page: test-packages build
+	@scripts/page.sh
 
 # What benchmarks and engines' tests run in Python needs.
 test-packages:
