@@ -88,7 +88,7 @@ struct admin {
 void admin_reply(struct kvr_http_conn *c, int status, struct kvr_buf *b);
 void admin_error(struct kvr_http_conn *c, int status, const char *text);
 void admin_error_body(struct kvr_buf *b, int status, const char *text); /* {"error": text} */
-void admin_not_allowed(struct kvr_http_conn *c, const char *allowed); /* 405 */
+void admin_not_allowed(struct kvr_http_conn *c, const char *allowed);   /* 405 */
 void admin_ok(struct kvr_http_conn *c, int status);
 /* A worker that worker_add refused, for that reason. */
 void admin_not_added(struct kvr_http_conn *c, const char *why);
