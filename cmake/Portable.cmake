@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # The program for a folder of its own (scripts/bundle.sh): the libraries that it needs lie in lib/ beside it. libzmq and the C++ library are
-# linked in, so that no newer C++ library than an old system has is asked for; libzmq's own needs are read from the shared one.
+# linked in, so that no newer C++ library than an old system has is asked for; libzmq's own needs are read from the shared one. Without a
+# libzmq.a there is no such program.
+find_library(KVR_ZMQ_STATIC libzmq.a)
+if(NOT KVR_ZMQ_STATIC)
+  return()
+endif()
 add_executable(kvroute_portable EXCLUDE_FROM_ALL $<TARGET_OBJECTS:kvroute_bin> $<TARGET_OBJECTS:kvroute_core> $<TARGET_OBJECTS:kvr_wire>
                $<TARGET_OBJECTS:kvr_net> $<TARGET_OBJECTS:kvr_token> $<TARGET_OBJECTS:kvr_app> $<TARGET_OBJECTS:kvr_cli>)
-find_library(KVR_ZMQ_STATIC libzmq.a)
 execute_process(COMMAND ${CMAKE_OBJDUMP} -p ${pkgcfg_lib_ZMQ_zmq} OUTPUT_VARIABLE needs)
 string(REGEX MATCHALL "NEEDED +[^\n]+" needs "${needs}")
 list(TRANSFORM needs REPLACE "NEEDED +" "-l:")

@@ -11,6 +11,6 @@ online() {
 
 offline() {
   mv /out /opt/kvroute
-  mv /usr/lib/x86_64-linux-gnu/libzmq.so.5 /usr/lib/x86_64-linux-gnu/libuv.so.1 /tmp # not those of the build
+  mv /usr/lib/*/libzmq.so.5 /usr/lib/*/libuv.so.1 /tmp # not those of the build
   python3 one_answer.py /opt/kvroute/kvroute
 }
