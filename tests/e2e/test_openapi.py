@@ -33,7 +33,7 @@ def admin_routes():
     routes = {path: {names[n] for n in re.findall(r"\.(\w+) =", rest)} for path, rest in table(source("serve/admin/admin.c"), "} routes[] = {")}
     verbs = re.findall(r'!kvr_text_is\(verb, "(\w+)"\)', source("serve/admin/selection.c"))
     assert len(verbs) == 3
-    return {**routes, "/workers/{id}": {"patch", "delete"}, "/reservations/{id}": {"delete"}, **{f"/reservations/{{id}}/{v}": {"post"} for v in verbs}}
+    return {**routes, "/": {"get"}, "/page/{name}": {"get"}, "/workers/{id}": {"patch", "delete"}, "/reservations/{id}": {"delete"}, **{f"/reservations/{{id}}/{v}": {"post"} for v in verbs}}
 
 
 def data_routes():
@@ -135,7 +135,7 @@ def test_each_port_serves_its_document_and_routes_what_that_says(ports, kind):
     doc = Document(served.body)
     assert doc.json == document_of(kind).json
     for path in doc.paths:
-        at = path.replace("{id}", "7")
+        at = path.replace("{id}", "7").replace("{name}", "style.css")
         for method in METHODS:
             body = {} if method in ("post", "put", "patch") else None
             r = call(port, method.upper(), at, body, headers)
@@ -193,6 +193,7 @@ def selection(port, worker):
         assert r.status in statuses, (method, path, r.status, r.body)
         return r.json()
     ask("/workers", {"worker_id": worker, "endpoint": f"http://127.0.0.{worker}:9", "block_size": 16, "taints": ["a"], "role": "both"}, 201)
+    assert all(call(port, m, path).status == 200 for m, path in (("GET", "/page/style.css"), ("GET", "/history"), ("HEAD", "/status/stream")))
     q = {"token_ids": prompt()}
     for path in ("/potential_loads", "/overlap_scores", "/query", "/select"):
         ask(path, q, 200)

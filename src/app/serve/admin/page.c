@@ -57,7 +57,7 @@ void page_get(struct kvr_http_conn *c)
     struct kvr_text known = kvr_headers_get(rq->headers, "if-none-match");
     char headers[640];
     if (!kvr_text_is(rq->method, "GET")) {
-        admin_error(c, 405, "method not allowed");
+        admin_not_allowed(c, "GET, HEAD");
         return;
     }
     snprintf(headers, sizeof headers,
