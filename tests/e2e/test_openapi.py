@@ -138,7 +138,8 @@ def test_each_port_serves_its_document_and_routes_what_that_says(ports, kind):
         at = path.replace("{id}", "7").replace("{name}", "style.css")
         for method in METHODS:
             body = {} if method in ("post", "put", "patch") else None
-            r = call(port, method.upper(), at, body, headers)
+            verb = "HEAD" if (method, path) == ("get", "/status/stream") else method.upper()  # GET goes on
+            r = call(port, verb, at, body, headers)
             if method in doc.paths[path]:
                 assert r.status != 405 and b"unknown path" not in r.body and b"no such route" not in r.body, (method, path, r.status, r.body)
                 continue
