@@ -370,7 +370,10 @@ static void with_body(struct request *rq, const struct kvr_http_request *hr)
 static void without_body(struct request *rq)
 {
     switch (rq->at) {
-    case AT_HEALTH: answer_empty(rq, atomic_load(&rq->loop->indexer->phase) == KVR_SERVING ? 200 : 503); break;
+    case AT_HEALTH:
+        if (atomic_load(&rq->loop->indexer->phase) == KVR_SERVING) answer_empty(rq, 200);
+        else answer_error(rq, 503, "shutting down");
+        break;
     case AT_READY: get_ready(rq); break;
     case AT_METRICS: get_metrics(rq); break;
     case AT_OPENAPI: get_openapi(rq); break;
