@@ -461,7 +461,12 @@ static int run(const struct option_table *t, int argc, char **argv, struct serve
         serve_cli_rules(cli, &c);
         serve_cli_effects(cli, &c);
         if (cli->o.check) serve_cli_check(cli, &c);
+        struct kvr_buf told = {0};
+        options_told(t, cli, &from, &told);
+        kvr_buf_add(&told, "", 1);
+        cli->o.options_told = told.failed ? "[]" : told.data;
         rc = cli->o.check ? serve_checker_end(&c) : c.wrong ? 2 : start(t->command, &cli->o);
+        kvr_buf_free(&told);
     } else if (rc == 1) rc = 0;
     options_free(t, cli, &from);
     return rc;

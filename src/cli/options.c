@@ -158,8 +158,7 @@ static int parse_init(struct options_parse *p)
     p->set = calloc(n + 1, sizeof *p->set);
     p->warned = calloc(n + 1, sizeof *p->warned);
     p->lines = calloc(n + 1, sizeof *p->lines);
-    p->given = calloc(n + 1, sizeof *p->given);
-    if (!p->set || !p->warned || !p->lines || !p->given) return options_tell(p, "out of memory");
+    if (!p->set || !p->warned || !p->lines) return options_tell(p, "out of memory");
     for (const struct option_row *r = p->t->rows; r < p->t->rows + n && rc == 0; r++)
         if (r->initial && options_own(r)) rc = assign(p, r, r->initial, SOURCE_DEFAULT, "default of ");
     return rc;
@@ -170,10 +169,8 @@ static void parse_end(struct options_parse *p, struct options_from *from)
 {
     for (size_t i = 0; p->set && p->lines && i < p->t->n; i++)
         if (p->set[i] != SOURCE_FILE) p->lines[i] = 0;
-    for (size_t i = 0; p->set && p->given && i < p->t->n; i++) p->given[i] = p->set[i] != SOURCE_DEFAULT;
-    if (from) *from = (struct options_from){p->operands, p->operands_n, p->file, p->lines, p->given};
-    else free(p->lines), free(p->given);
-    free(p->set);
+    if (from) *from = (struct options_from){p->operands, p->operands_n, p->file, p->lines, p->set};
+    else free(p->lines), free(p->set);
     free(p->warned);
 }
 
@@ -224,7 +221,7 @@ size_t options_line(const struct options_from *from, const struct option_table *
 bool options_given(const struct options_from *from, const struct option_table *t, const char *name)
 {
     const struct option_row *r = options_row(t, name);
-    return from->given && r && from->given[r - t->rows];
+    return from->sources && r && from->sources[r - t->rows] != SOURCE_DEFAULT;
 }
 
 void options_free(const struct option_table *t, void *options, struct options_from *from)
@@ -237,5 +234,5 @@ void options_free(const struct option_table *t, void *options, struct options_fr
     }
     if (!from) return;
     free(from->lines);
-    free(from->given);
+    free(from->sources);
 }

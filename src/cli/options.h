@@ -77,13 +77,15 @@ struct option_table {
     bool only_flags;      /* no file and no environment, but for the log's */
 };
 
+enum { SOURCE_DEFAULT, SOURCE_FILE, SOURCE_ENVIRONMENT, SOURCE_FLAG };
+
 /* Where the values that count come from: options_free() frees it. */
 struct options_from {
     char **operands; /* in argv */
     size_t operands_n;
-    const char *file; /* borrowed; NULL: none was read */
-    size_t *lines;    /* by row; 0: not from the file */
-    bool *given;      /* by row: somebody said it */
+    const char *file;       /* borrowed; NULL: none was read */
+    size_t *lines;          /* by row; 0: not from the file */
+    unsigned char *sources; /* by row: SOURCE_... */
 };
 
 /* Who hears of what is wrong, in place of the log. */
@@ -106,6 +108,10 @@ size_t options_line(const struct options_from *from, const struct option_table *
 bool options_given(const struct options_from *from, const struct option_table *t, const char *name);
 /* The place of `s` among `values`, separated by |. *out is untouched when it is none of them. */
 bool options_enum(const char *s, const char *values, int *out);
+/* The options that somebody has said, as JSON: [{"name", "value", "from": "flag"|"environment"|"file", "line" (of a file)}]. Values are as
+ * an option has them: a list for one that may be repeated. What may be secret is left out: users and passwords in URLs, and the keys of an
+ * entry. Appended to `out`. */
+void options_told(const struct option_table *t, const void *options, const struct options_from *from, struct kvr_buf *out);
 void options_free(const struct option_table *t, void *options, struct options_from *from);
 
 #endif

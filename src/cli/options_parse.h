@@ -14,15 +14,12 @@
 #include "cli/options.h"
 #include "cli/options_rows.h"
 
-enum { SOURCE_DEFAULT, SOURCE_FILE, SOURCE_ENVIRONMENT, SOURCE_FLAG };
-
 struct options_parse {
     const struct option_table *t;
     char *options;
     unsigned char *set;    /* who set a row last: SOURCE_... */
     unsigned char *warned; /* deprecated rows that have been spoken of */
     size_t *lines;         /* where the file sets a row; 0: nowhere */
-    bool *given;           /* by row, at the end: somebody said it */
     const char *file;      /* NULL: none was read */
     char **operands;
     size_t operands_n;

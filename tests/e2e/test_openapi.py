@@ -194,7 +194,7 @@ def selection(port, worker):
         assert r.status in statuses, (method, path, r.status, r.body)
         return r.json()
     ask("/workers", {"worker_id": worker, "endpoint": f"http://127.0.0.{worker}:9", "block_size": 16, "taints": ["a"], "role": "both"}, 201)
-    assert all(call(port, m, path).status == 200 for m, path in (("GET", "/page/style.css"), ("GET", "/history"), ("HEAD", "/status/stream")))
+    assert all(call(port, m, path).status == 200 for m, path in (("GET", "/page/style.css"), ("GET", "/history"), ("GET", "/options"), ("HEAD", "/status/stream")))
     q = {"token_ids": prompt()}
     for path in ("/potential_loads", "/overlap_scores", "/query", "/select"):
         ask(path, q, 200)
@@ -264,6 +264,7 @@ def test_the_admin_port_answers_as_documented(start, tmp_path):
     s = start(Serve, [m], "--api-key-file", keys, "--serve-indexer", "--no-kv-events", "--replica-sync-port", str(free_ports()))
     r = s.complete(prompt(), headers={"x-request-id": "mine"})
     assert r.status == 200, r.body
+    wait_for("the decision", lambda: call(s.admin, "GET", "/decisions?id=mine").status == 200)
     one = call(s.admin, "GET", "/decisions?id=mine").json()
     assert one["request_id"] == "mine" and one["candidates"]
     assert call(s.admin, "GET", "/decisions?id=none").status == 404

@@ -152,6 +152,11 @@ static void get_tokenizers(struct admin *admin, struct kvr_http_conn *c)
     admin_reply(c, 200, &b);
 }
 
+static void get_options(struct admin *admin, struct kvr_http_conn *c)
+{
+    kvr_http_reply(c, 200, "application/json", NULL, admin->o->options_told, strlen(admin->o->options_told));
+}
+
 static void get_decisions(struct admin *admin, struct kvr_http_conn *c)
 {
     char id[ID_MAX];
@@ -372,6 +377,7 @@ static const struct route {
     {"/history", .get = history_get},
     {"/decisions", .get = get_decisions},
     {"/tokenizers", .get = get_tokenizers},
+    {"/options", .get = get_options},
     {"/workers", .get = get_workers, .post = admin_post_worker},
     {"/adapters/load", .post = adapters_load},
     {"/adapters/unload", .post = adapters_unload},

@@ -35,6 +35,7 @@ struct serve_options {
     bool select_only; /* `kvroute select`: no data port; the admin port is the service */
     const struct policy_profile *profiles;
     size_t profiles_n;
+    const char *options_told; /* which were said, and where, as JSON (cli/options.h) */
     char *config, *host, *admin_host, *model;
     char *admin_key_file, *admin_allowed_hosts;
     char *api_key_file; /* NULL: the data port is everybody's */

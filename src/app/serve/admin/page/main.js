@@ -52,15 +52,16 @@ async function slowly() {
   if (Date.now() < slowAt) return;
   slowAt = Date.now() + SLOWLY_MS;
   try {
-    const [history, config, keys, tokenizers, peers] = await Promise.all([
+    const [history, config, keys, tokenizers, peers, options] = await Promise.all([
       api.get('history'),
       page.status.program === 'serve' ? api.get('models_config') : null,
       page.status.client_keys ? api.get('api_keys') : null,
       api.get('tokenizers'),
       api.get('replica_sync/peers'),
+      api.get('options'),
     ]);
     page.points = history.points;
-    page.others = {config, keys, tokenizers, peers};
+    page.others = {config, keys, tokenizers, peers, options};
     draw();
   } catch (e) {
     await onTrouble(e);

@@ -26,9 +26,14 @@ function models(status) {
 }
 
 const NAMED = 10;
+const SAID = {flag: 'the command line', environment: 'the environment', file: 'the file'};
 const SOURCES = {none: 'no file', file: 'a file', api: 'the admin port'};
 
-// others: {config, keys, tokenizers, peers}, each null where this router has none.
+// The options that were said; all others have their defaults.
+const said = (options) =>
+  options.map((o) => fact(`--${o.name}`, [o.value].flat().join(', '), h('small', null, ` ${SAID[o.from]}${o.line ? `, line ${o.line}` : ''}`)));
+
+// others: {config, keys, tokenizers, peers, options}, each null where this router has none.
 export function facts(status, others) {
   const keys = others.keys?.keys;
   return h(
@@ -59,5 +64,6 @@ export function facts(status, others) {
     ),
     fact('Other routers', others.peers?.length ? others.peers.join(', ') : 'none'),
     status.remote_index && fact('Index elsewhere', status.remote_index),
+    others.options && said(others.options),
   );
 }
