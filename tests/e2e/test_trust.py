@@ -92,7 +92,7 @@ def test_trust_comes_back_when_the_answers_agree(start):
     m = start(Mock, "--no-enable-prefix-caching")
     s = start(Serve, [m])
     drive(s, 30)
-    wait_for("alarm", lambda: not s.view()["trusted"])
+    wait_for("alarm", lambda: not s.view()["trusted"], 60)
     m.kill()
     m = start(Mock, port=m.port, events=m.events, replay=m.replay)
     wait_for("healthy", lambda: s.get("/workers")[0]["schedulable"])
