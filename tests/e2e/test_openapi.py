@@ -264,11 +264,7 @@ def test_the_admin_port_answers_as_documented(start, tmp_path):
     s = start(Serve, [m], "--api-key-file", keys, "--serve-indexer", "--no-kv-events", "--replica-sync-port", str(free_ports()))
     r = s.complete(prompt(), headers={"x-request-id": "mine"})
     assert r.status == 200, r.body
-<<<<<<< HEAD
-    wait_for("the decision", lambda: call(s.admin, "GET", "/decisions?id=mine").status == 200)
-=======
     wait_for("the decision", lambda: call(s.admin, "GET", "/decisions?id=mine").status == 200)  # noted when the request is over
->>>>>>> refs/heads/openapi
     one = call(s.admin, "GET", "/decisions?id=mine").json()
     assert one["request_id"] == "mine" and one["candidates"]
     assert call(s.admin, "GET", "/decisions?id=none").status == 404
