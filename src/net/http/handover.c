@@ -78,7 +78,7 @@ static bool send_with(int to, const char *text, size_t len, const int *fds, size
     return sendmsg(to, &m, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)len;
 }
 
-static void answer(struct kvr_handover *h, const char *question, size_t len)
+static void hand_file(struct kvr_handover *h, const char *question, size_t len)
 {
     int fd = h->config.question(h->config.ctx, question, len);
     char kind = fd >= 0 ? A_FILE : fd == KVR_HANDOVER_LATER ? NOT_YET : NO_FILE;
@@ -94,7 +94,7 @@ static void on_word(uv_poll_t *p, int status, int events)
     (void)events;
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (n > 0 && word[0] == A_QUESTION) {
-        answer(h, word + 1, (size_t)n - 1);
+        hand_file(h, word + 1, (size_t)n - 1);
         return;
     }
     h->was_taken = n == (ssize_t)sizeof taken - 1 && memcmp(word, taken, sizeof taken - 1) == 0;
