@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A page of the documents as its reader goes through it: its `sh` blocks, one after the other in a shell of its own, and what it says that
-they print. Programs that run until they are ended stay in the background, as in terminals of their own."""
+they print. Programs that run until they are ended stay in the background, as in terminals of their own. `pages.py PAGE` goes through a page
+that is for one shell, here, with the programs of the PATH; it needs nothing that Python does not have."""
 import os
 import re
 import signal
 import subprocess
+import sys
 
 
 class Page:
@@ -83,3 +85,49 @@ class Reader:
             except AssertionError:
                 signal_group(p, signal.SIGKILL)
             p.wait()
+
+
+# ---- pages for one shell ----------------------------------------------------------------------------------------
+
+
+def steps(path):
+    """Each `sh` block with the `text` block below it, which is all that it prints."""
+    with open(path, encoding="utf-8") as f:
+        page = f.read()
+    blocks = re.findall(r"^```sh\n(.*?)^```\n```text\n(.*?)^```$", page, re.M | re.S)
+    assert len(blocks) == page.count("```sh") > 0, "a block of commands does not say what it prints"
+    return blocks
+
+
+def matches(said, told):
+    """Line by line, blanks as they come; "..." stands for anything, in a line of its own for any number of lines."""
+    parts = [r"(?:.*\n)*?" if line.strip() == "..." else r"\s+".join(r".*?".join(map(re.escape, word.split("..."))) for word in line.split()) + r"\s*\n"
+             for line in told.splitlines()]
+    return re.fullmatch("".join(parts), said)
+
+
+def go_through(path, directory, edit=lambda text: text, env=None):
+    """All steps in one shell, in that directory. What it says on stderr is in the directory beside it."""
+    log = os.path.join(os.path.dirname(os.path.abspath(directory)), "stderr")
+    with open(log, "w+", encoding="utf-8") as err:
+        p = subprocess.Popen(["bash"], cwd=directory, env=env, text=True, start_new_session=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err)
+        try:
+            for commands, told in steps(path):
+                commands, told, said = edit(commands), edit(told), ""
+                p.stdin.write(f"{commands}\necho; echo ended $?\n")
+                p.stdin.flush()
+                while not (end := re.search(r"\nended (\d+)\n$", said)):
+                    line = p.stdout.readline()
+                    assert line, f"the shell has ended\n{said}"
+                    said += line
+                said = re.sub(r"^\n", "", said[:end.start()] + "\n", flags=re.M)
+                assert matches(said, told), f"{commands}\nsaid:\n{said}\nbut the page says:\n{told}\n{open(log, encoding='utf-8').read()[-3000:]}"
+                print(f"$ {commands}{said}")
+        finally:
+            signal_group(p, signal.SIGKILL)
+            p.wait()
+
+
+if __name__ == "__main__":
+    os.makedirs("hour", exist_ok=True)
+    go_through(sys.argv[1], "hour")

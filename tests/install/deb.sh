@@ -2,7 +2,7 @@
 # In a bare system: the Debian packages, from installed to purged (tests/install/root.sh).
 online() {
   apt-get update -qq
-  apt-get install -y -qq --no-install-recommends pkg-config tcc libc6-dev ./*.deb
+  apt-get install -y -qq --no-install-recommends curl pkg-config tcc libc6-dev ./*.deb
 }
 
 # The same packages with a higher version, in next/.
@@ -20,6 +20,7 @@ offline() {
   kvroute --version
   kvroute check /etc/kvroute/kvroute.yaml
   python3 -c 'import kvroute; print("python3-kvroute", kvroute.__version__)'
+  python3 pages.py operators-hour.md
   tcc consumer.c -o consumer $(pkg-config --cflags --libs kvroute)
   ./consumer
   mkdir next

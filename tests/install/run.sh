@@ -31,7 +31,9 @@ check unit systemd-analyze security --offline=true --threshold=20 deploy/systemd
 check compose docker-compose -f deploy/compose/compose.yaml config
 check lintian lintian --fail-on warning build/deb/*.changes
 for suite in jammy bookworm trixie noble; do try wheel "$suite" build/wheel/kvroute-*.whl; done
-try deb bookworm $(find build/deb -name '*.deb' -not -name '*dbgsym*') tests/consumer/consumer.c
+hour=(tests/e2e/pages.py docs/guides/operators-hour.md)
+try hour bookworm build/wheel/kvroute-*.whl "${hour[@]}"
+try deb bookworm "${hour[@]}" $(find build/deb -name '*.deb' -not -name '*dbgsym*') tests/consumer/consumer.c
 try systemd bookworm build/deb/kvroute_*.deb
 tools=$(scripts/prometheus.sh --check)
 if /usr/bin/python3 -c 'import json, yaml; json.dump(yaml.safe_load(open("deploy/compose/compose.yaml")), open("build/roots/compose.json", "w"))'; then
