@@ -8,18 +8,18 @@ set -euo pipefail
 if [ "${1:-}" = --inside ]; then # mounts and processes are this script's own
   at=$2 base=$3 script=$4
   shift 4
-  mount -t overlay none -o "lowerdir=$base,upperdir=$at/changed,workdir=$at/work" "$at/root"
-  cp -r "$@" "$at/root/files"
-  cp --remove-destination /etc/resolv.conf "$at/root/etc/resolv.conf"
-  printf '#!/bin/sh\nexit 101\n' >"$at/root/usr/sbin/policy-rc.d" # as in a container: packages start no services
-  chmod 755 "$at/root/usr/sbin/policy-rc.d"
-  mount -t proc none "$at/root/proc"
+  mount -t overlay none -o "lowerdir=$base,upperdir=$at/changed,workdir=$at/work" "$at/system"
+  cp -r "$@" "$at/system/files"
+  cp --remove-destination /etc/resolv.conf "$at/system/etc/resolv.conf"
+  printf '#!/bin/sh\nexit 101\n' >"$at/system/usr/sbin/policy-rc.d" # as in a container: packages start no services
+  chmod 755 "$at/system/usr/sbin/policy-rc.d"
+  mount -t proc none "$at/system/proc"
   run=(env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 HOME=/root DEBIAN_FRONTEND=noninteractive
-    chroot "$at/root" bash -euo pipefail -c 'cd /files; . "./$0"; "$1"' "$script")
+    chroot "$at/system" bash -euo pipefail -c 'cd /files; . "./$0"; "$1"' "$script")
   "${run[@]}" online
-  if grep -q '^booted()' "$at/root/files/$script"; then
-    rm "$at/root/usr/sbin/policy-rc.d"
-    cat >"$at/root/etc/systemd/system/files.service" <<EOF
+  if grep -q '^booted()' "$at/system/files/$script"; then
+    rm "$at/system/usr/sbin/policy-rc.d"
+    cat >"$at/system/etc/systemd/system/files.service" <<EOF
 [Unit]
 After=multi-user.target
 SuccessAction=exit
@@ -32,13 +32,13 @@ ExecStart=/bin/bash -euo pipefail -c '. ./$script; booted'
 StandardOutput=file:/files/said
 StandardError=file:/files/said
 EOF
-    mkdir -p "$at/root/etc/systemd/system/default.target.wants"
-    ln -s ../files.service "$at/root/etc/systemd/system/default.target.wants/"
-    umount "$at/root/proc"
+    mkdir -p "$at/system/etc/systemd/system/default.target.wants"
+    ln -s ../files.service "$at/system/etc/systemd/system/default.target.wants/"
+    umount "$at/system/proc"
     mount -t tmpfs none /run # what systemd-nspawn leaves is gone, too
     rc=0
-    timeout 300 systemd-nspawn --quiet --register=no --keep-unit --private-network --console=pipe --boot -D "$at/root" </dev/null >"$at/console" 2>&1 || rc=$?
-    cat "$at/console" "$at/root/files/said"
+    timeout 300 systemd-nspawn --quiet --register=no --keep-unit --private-network --console=pipe --boot -D "$at/system" </dev/null >"$at/console" 2>&1 || rc=$?
+    cat "$at/console" "$at/system/files/said"
     exit "$rc"
   fi
   exec unshare -n bash -euc 'ip link set lo up; exec "$@"' _ "${run[@]}" offline
@@ -68,5 +68,5 @@ if [ ! -e "$roots/$suite" ]; then
 fi
 at=$(mktemp -d "$roots/.run.XXXXXX")
 trap 'rm -rf --one-file-system "$at"' EXIT
-mkdir -p "$at/changed/files" "$at/work" "$at/root"
+mkdir -p "$at/changed/files" "$at/work" "$at/system"
 unshare -m -p -f --mount-proc --kill-child tests/install/root.sh --inside "$at" "$roots/$suite" "$script" tests/install/* "$@"
