@@ -109,8 +109,8 @@ bool options_given(const struct options_from *from, const struct option_table *t
 /* The place of `s` among `values`, separated by |. *out is untouched when it is none of them. */
 bool options_enum(const char *s, const char *values, int *out);
 /* The options that somebody has said, as JSON: [{"name", "value", "from": "flag"|"environment"|"file", "line" (of a file)}]. Values are as
- * an option has them: a list for one that may be repeated. What may be secret is left out: users and passwords in URLs, and the keys of an
- * entry. Appended to `out`. */
+ * an option has them: a list for one that may be repeated. What may be secret is left out: users and passwords in URLs, the keys of an
+ * entry, and an api-key with all behind it. Appended to `out`. */
 void options_told(const struct option_table *t, const void *options, const struct options_from *from, struct kvr_buf *out);
 void options_free(const struct option_table *t, void *options, struct options_from *from);
 

@@ -1,24 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a program was started with, for those who look at it while it runs: options.h. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/buf.h"
 #include "cli/options_parse.h"
 
-/* Without what stands between :// and @ of URLs. */
+/* Without what stands between :// and the last @ of a URL's host, and from the value of an api-key= on. */
 static void put_text(struct kvr_buf *out, const char *text)
 {
     struct kvr_buf b = {0};
+    const char *key = text ? strstr(text, "api-key=") : NULL;
+    char *shown = key ? strndup(text, (size_t)(key - text) + strlen("api-key=")) : NULL;
+    out->failed |= key && !shown;
+    if (key) text = shown;
     for (const char *scheme; text && (scheme = strstr(text, "://")); text = scheme + 3) {
         const char *host = scheme + 3;
-        size_t user = strcspn(host, "/,@ ");
+        const char *at = memrchr(host, '@', strcspn(host, "/, "));
         kvr_buf_add(&b, text, (size_t)(host - text));
-        if (host[user] == '@') scheme += user + 1;
+        if (at) scheme += at + 1 - host;
     }
     if (text) kvr_buf_str(&b, text);
+    if (key) kvr_buf_str(&b, "...");
     kvr_json_str(out, b.data ? b.data : "", b.len);
     out->failed |= b.failed;
     kvr_buf_free(&b);
+    free(shown);
 }
 
 static void put_enum(struct kvr_buf *out, const char *values, int place)

@@ -188,9 +188,11 @@ def test_who_takes_nothing_is_dropped(start, listen):
 def test_options_are_told_with_where_they_were_said_and_without_what_is_secret(start, tmp_path):
     file = tmp_path / "kvroute.yaml"
     file.write_text("health-interval: 0.2\nmodel: m\nworker:\n  - url: http://127.0.0.1:9\n    api-key: geheim\n")
-    s = start(Serve, [], "--config", file, "--nats-url", "nats://me:geheim@127.0.0.1:1,nats://127.0.0.1:2", ready=False, env={"KVROUTE_QUEUE_TIMEOUT": "7"})
+    s = start(Serve, [], "--config", file, "--nats-url", "nats://me:geh@im:geheim@127.0.0.1:1,nats://127.0.0.1:2",
+              "--discovery-worker", "model=m,api-key=geheim\\,geheim", ready=False, env={"KVROUTE_QUEUE_TIMEOUT": "7"})
     text = call(s.admin, "GET", "/options").body.decode()
     told = {o["name"]: o for o in json.loads(text)}
+    assert told["discovery-worker"]["value"] == "model=m,api-key=..."
     assert "geheim" not in text and "max-retries" not in told
     assert told["nats-url"] == {"name": "nats-url", "value": "nats://127.0.0.1:1,nats://127.0.0.1:2", "from": "flag"}
     assert told["model"] == {"name": "model", "value": "m", "from": "file", "line": 2} and told["worker"]["value"] == ["http://127.0.0.1:9"]
