@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 
-from parts import KVROUTE, Router, all_ended, free_port, get, quantile, spawn, until
+from parts import KVROUTE, Router, all_ended, free_ports, get, quantile, spawn, until
 
 WORKERS = int(sys.argv[2]) if len(sys.argv) > 2 else 10000
 SECONDS = float(sys.argv[3]) if len(sys.argv) > 3 else 4
@@ -101,7 +101,7 @@ def locks(where, workers):
 
 
 def main():
-    mock_port = free_port()
+    mock_port = free_ports()
     spawn(KVROUTE, "mock", "--port", mock_port, "--speedup-ratio", "1000")
     until("mock", lambda: get(mock_port, "/health") is not None)
     with tempfile.TemporaryDirectory() as where:

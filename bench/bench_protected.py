@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 
-from parts import KVROUTE, all_ended, free_port, get, spawn, until
+from parts import KVROUTE, all_ended, free_ports, get, spawn, until
 
 ROUNDS, SECONDS, CONNECTIONS = 5, 3, 32
 KEY = "sk-bench-0123456789"
@@ -72,7 +72,7 @@ class Row:
 
 
 def haproxy(files, mocks, tls):
-    port = free_port()
+    port = free_ports()
     bind = f"bind 127.0.0.1:{port}" + (f" ssl crt {files.both} alpn http/1.1" if tls else "")
     servers = "".join(f"  server m{i} 127.0.0.1:{m}\n" for i, m in enumerate(mocks))
     files.write(files.haproxy + str(port), f"""global
@@ -103,7 +103,7 @@ def routers(files, mocks, collector):
     traces = ("--otlp-endpoint", f"http://127.0.0.1:{collector}", "--trace-sample", "0.01")
     for name, options, over_tls in [("without", (), False), ("TLS", tls, True), ("keys and limits", keys, False), ("access log", log, False),
                                     ("traces of 1 %", traces, False), ("all of it", (*tls, *keys, *log, *traces), True)]:
-        port, admin = free_port(), free_port()
+        port, admin = free_ports(), free_ports()
         p = spawn(KVROUTE, "serve", "--host", "127.0.0.1", "--port", port, "--admin-port", admin, "--no-router-kv-events",
                   *(a for w in workers for a in ("--worker", w)), *options)
         until(name, lambda: '"status":"up"' in get(admin, "/workers").replace(" ", "") and get(admin, "/workers").count('"up"') == len(mocks))
@@ -139,7 +139,7 @@ def main():
         print("protection: left out: wrk is not installed (apt-get install wrk)")
         return
     with tempfile.TemporaryDirectory() as where, all_ended():
-        files, mocks = Files(where), [free_port() for _ in range(2)]
+        files, mocks = Files(where), [free_ports() for _ in range(2)]
         for m in mocks:
             spawn(KVROUTE, "mock", "--port", m, "--model", "mock", "--speedup-ratio", "1000")
         rows = list(routers(files, mocks, collect()))

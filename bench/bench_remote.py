@@ -10,7 +10,7 @@ import shutil
 import socket
 import tempfile
 
-from parts import KVROUTE, Router, all_ended, free_port, get, metric, quantile, spawn, until
+from parts import KVROUTE, Router, all_ended, free_ports, get, metric, quantile, spawn, until
 
 NATS = shutil.which("nats-server") or "/usr/sbin/nats-server"
 ROUNDS, PER_ROUND = 12, 60
@@ -18,13 +18,13 @@ ROUNDS, PER_ROUND = 12, 60
 
 def main():
     store = tempfile.mkdtemp(prefix="kvroute-bench-")
-    nats_port = free_port()
+    nats_port = free_ports()
     spawn(NATS, "-a", "127.0.0.1", "-p", nats_port, "-js", "-sd", store)
     until("nats-server", lambda: socket.create_connection(("127.0.0.1", nats_port), 1).close() is None)
     nats = ["--nats-url", f"nats://127.0.0.1:{nats_port}"]
     specs, bare = [], []
     for i in range(2):
-        port, events, replay = free_port(), free_port(), free_port()
+        port, events, replay = free_ports(), free_ports(), free_ports()
         spawn(KVROUTE, "mock", "--port", port, "--kv-events", f"tcp://127.0.0.1:{events}", "--kv-replay", f"tcp://127.0.0.1:{replay}",
               "--enable-prompt-tokens-details", "--speedup-ratio", 1000000, "--num-gpu-blocks", 4000000)
         until("mock", lambda: get(port, "/health") is not None)

@@ -5,20 +5,16 @@ import http.client
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../scripts"))
+from ports import free_ports  # noqa: E402
+
 os.environ.setdefault("KVROUTE_LAME_DUCK_TIME", "0")  # no balancer watches
 KVROUTE = sys.argv[1] if len(sys.argv) > 1 else "build/release/kvroute"
 running = []
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def spawn(*args):
@@ -53,7 +49,7 @@ def metric(port, name):
 
 class Router:
     def __init__(self, name, workers, *extra):
-        self.name, self.port, self.admin = name, free_port(), free_port()
+        self.name, self.port, self.admin = name, free_ports(), free_ports()
         args = [KVROUTE, "serve", "--host", "127.0.0.1", "--port", self.port, "--admin-port", self.admin]
         for w in workers:
             args += ["--worker", w]

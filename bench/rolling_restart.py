@@ -8,23 +8,19 @@ import http.client
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../scripts"))
+from ports import free_ports  # noqa: E402
+
 KVROUTE, REQUESTS, STREAM_S = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 10000, float(sys.argv[3]) if len(sys.argv) > 3 else 30
 running, failed, lock = [], [], threading.Lock()
 done = {"short": 0, "stream": 0}
 ready = {}  # port of a router -> is it ready, as a balancer has seen it
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def spawn(*args):
@@ -128,9 +124,9 @@ def workers_in_turn(admins, workers, mocks):
 
 def main():
     folder = tempfile.mkdtemp()
-    workers = [(free_port(), free_port(), free_port()) for _ in range(3)]
+    workers = [(free_ports(), free_ports(), free_ports()) for _ in range(3)]
     mocks = [mock(*w) for w in workers]
-    one, two = (free_port(), free_port()), (free_port(), free_port())
+    one, two = (free_ports(), free_ports()), (free_ports(), free_ports())
     hand = ("--handover", os.path.join(folder, "ports"))
     first, second = router(*one, workers, *hand), router(*two, workers)
     for p in (one[0], two[0]):

@@ -7,7 +7,8 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from processes import Failed, ask, free_ports, samples, wait_for
+from ports import free_ports
+from processes import Failed, ask, samples, wait_for
 
 ENGINES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../scripts/engines")
 MODEL = "mock"
@@ -41,8 +42,8 @@ class Mocks:
 
     def start(self, lab, row, router):
         """Engines that answer, ended with the lab."""
-        ports = free_ports(3 * self.count)
-        engines = [Engine(*ports[3 * i:3 * i + 3]) for i in range(self.count)]
+        first = free_ports(3 * self.count)
+        engines = [Engine(*range(first + 3 * i, first + 3 * i + 3)) for i in range(self.count)]
         for i, e in enumerate(engines):
             lab.start(f"engine{i}", [self.kvroute, "mock", "--host", "127.0.0.1", "--port", e.http, "--model", MODEL, "--enable-prompt-tokens-details",
                                      "--num-gpu-blocks", row.blocks, "--host-kv-blocks", row.host, "--speedup-ratio", row.speedup, "--kv-events", f"tcp://127.0.0.1:{e.events}",

@@ -5,7 +5,8 @@ import os
 import subprocess
 
 from engines import COUNTERS, MODEL, counters, reset
-from processes import Failed, free_ports
+from ports import free_ports
+from processes import Failed
 
 CLIENT_TIMEOUT_S = 30
 
@@ -39,7 +40,8 @@ def measure(lab, kvroute, fleet, row, router, seed, trace):
     """The figures of one run (table.FIGURES, and more)."""
     try:
         engines = fleet.start(lab, row, router)
-        ports = free_ports(router.ports)
+        first = free_ports(router.ports)
+        ports = range(first, first + router.ports)
         router.start(lab, ports, engines)
         router.ready(lab, ports, engines)
         reset(engines)

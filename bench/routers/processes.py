@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes of a lab: each in a session of its own, all of them ended whatever happens; their CPU time; free ports."""
+"""Processes of a lab: each in a session of its own, all of them ended whatever happens; their CPU time."""
 import ctypes
+import http.client
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -32,33 +31,6 @@ def stop_on_signals():
         signal.signal(s, handler)
 
 
-# ---- ports -------------------------------------------------------------------------------------------------
-
-def _ephemeral():
-    try:
-        with open("/proc/sys/net/ipv4/ip_local_port_range") as f:
-            return int(f.read().split()[0])
-    except OSError:
-        return 32768
-
-
-def free_ports(n):
-    """Ports that nothing listens on, below those that outgoing connections take."""
-    high = max(_ephemeral(), 12000)
-    found = []
-    while len(found) < n:
-        port = random.randrange(10240, high)
-        if port in found:
-            continue
-        with socket.socket() as s:
-            try:
-                s.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        found.append(port)
-    return found
-
-
 # ---- HTTP --------------------------------------------------------------------------------------------------
 
 def ask(url, body=None, method=None, timeout=5):
@@ -71,7 +43,7 @@ def ask(url, body=None, method=None, timeout=5):
     except urllib.error.HTTPError as e:
         with e:
             return e.code, e.read()
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, http.client.HTTPException) as e:
         return 0, str(e).encode()
 
 

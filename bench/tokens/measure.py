@@ -17,18 +17,15 @@ import sys
 import tempfile
 import time
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../scripts"))
+from ports import free_ports  # noqa: E402
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 SAMPLES = int(os.environ.get("KVR_SAMPLES", "15"))
 ROUNDS = int(os.environ.get("KVR_ROUNDS", "3"))
 WORDS = ("the of and to in is that for it was on are as with his they at be this from have or by one had not but what all were when we there can "
          "an your which their said if do will each about how up out them then she many some so these would other into has more two like him see "
          "time could no make than first been its who now people my made over did down only way find use may water long little very after words").split()
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def get(port, path):
@@ -102,7 +99,7 @@ def chat(messages):
 class Rig:
     def __init__(self, kvroute, folder, quick=False):
         self.kvroute, self.folder, self.processes = kvroute, folder, []
-        self.engine = free_port()
+        self.engine = free_ports()
         self.engine_pid = self.start([sys.executable, os.path.join(HERE, "idle_engine.py" if quick else "engine.py"), folder, self.engine])
         wait(self.engine)
 
@@ -112,7 +109,7 @@ class Rig:
         return p.pid
 
     def router(self, *flags):
-        port, admin = free_port(), free_port()
+        port, admin = free_ports(), free_ports()
         pid = self.start([self.kvroute, "serve", "--host", "127.0.0.1", "--port", port, "--admin-port", admin, "--worker",
                           f"http://127.0.0.1:{self.engine},block-size=16", "--max-body-size", "64MiB", "--tokenizer-dir", self.folder, *flags])
         wait(port)

@@ -17,7 +17,6 @@ stop() {
 }
 trap stop EXIT
 trap 'exit 130' INT TERM
-free_port() { "$python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
 
 mkfifo "$logs/hold"
 echo "starting 2 vLLM engines (cache: 400 blocks of 32 tokens each); half a minute or more"
@@ -30,7 +29,7 @@ until [ "$(wc -l <"$logs/specs")" = 2 ]; do
 done
 workers=()
 while read -r spec; do workers+=(--worker "$spec"); done <"$logs/specs"
-port=$(free_port) admin=$(free_port)
+read -r port admin < <("$python" scripts/ports.py 2)
 $kvroute serve --host 127.0.0.1 --port "$port" --admin-port "$admin" --health-interval 1 "${workers[@]}" >"$logs/serve.log" 2>&1 4>&- &
 serve_pid=$!
 until curl -sf -o /dev/null "http://127.0.0.1:$port/ready"; do

@@ -15,13 +15,15 @@ import ctypes
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.error
 import urllib.request
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+from ports import free_ports  # noqa: E402
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 DIR = os.environ.get("ENGINES_DIR") or os.path.join(ROOT, "build/engines")
@@ -32,28 +34,6 @@ PR_SET_PDEATHSIG = 1
 
 _libc = ctypes.CDLL(None)
 _running = []
-_next_port = 20000 + os.getpid() % 300 * 30  # below those that the kernel hands out
-
-
-def ports(n=1):
-    """n consecutive ports that are free now."""
-    global _next_port
-    while True:
-        first, _next_port = _next_port, _next_port + n
-        if _next_port > 32000:
-            _next_port = 20000
-        taken = []
-        try:
-            for i in range(n):
-                s = socket.socket()
-                taken.append(s)
-                s.bind(("127.0.0.1", first + i))
-            return first
-        except OSError:
-            continue
-        finally:
-            for s in taken:
-                s.close()
 
 
 def _die_with_parent():
@@ -76,7 +56,7 @@ class Engine:
     def __init__(self, block=BLOCK, blocks=None, details=True, lora=False, ranks=1, hybrid=False, model=None, api_key=None, events=True, kv=None, transfer=None,
                  extra=(), env=None):
         self.block, self.blocks, self.ranks, self.api_key, self.with_events = block, blocks, ranks, api_key, events
-        self.port, self.events, self.replay, self.side = ports(), ports(ranks), ports(ranks), ports(ranks)
+        self.port, self.events, self.replay, self.side = free_ports(), free_ports(ranks), free_ports(ranks), free_ports(ranks)
         self.url = f"http://127.0.0.1:{self.port}"
         args = ["serve", os.path.join(DIR, model or ("model-hybrid" if hybrid else "model")), "--served-model-name", "tiny", "--host", "127.0.0.1",
                 "--port", self.port, "--max-model-len", 2048, "--max-num-batched-tokens", 2048, "--max-num-seqs", 16, "--block-size", block,

@@ -23,7 +23,9 @@ import pytest
 import xxhash
 import zmq
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../scripts"))
 import openapi_parts
+from ports import free_ports
 
 # Of all servers of tests: with the 5 that Python has, connections are reset when twenty come at once on a busy machine.
 socketserver.TCPServer.request_queue_size = 256
@@ -32,45 +34,6 @@ SLOW = float(os.environ.get("KVROUTE_SLOW", "1"))  # sanitizers are slower
 # Freed memory is kept back by the address sanitizer; little of it, so that memory can be judged.
 os.environ.setdefault("ASAN_OPTIONS", "quarantine_size_mb=8")
 os.environ.setdefault("KVROUTE_LAME_DUCK_TIME", "0")  # no balancer watches what tests stop
-
-
-FIRST_PORT, BLOCK, BLOCKS = 10000, 1000, 22  # below those that the kernel gives to whoever connects
-
-
-def _claim_block():
-    """Ports that no other test process hands out: the first of them is held as long as this one lives."""
-    for k in range(BLOCKS):
-        guard, first = socket.socket(), FIRST_PORT + BLOCK * ((os.getpid() + k) % BLOCKS)
-        try:
-            guard.bind(("127.0.0.1", first))
-            return guard, first
-        except OSError:
-            guard.close()
-    raise RuntimeError("too many test processes: no block of ports is free")
-
-
-_guard, _block = _claim_block()
-_next_port = _block + 1
-
-
-def free_ports(n=1):
-    """n consecutive free ports."""
-    global _next_port
-    while True:
-        port = _next_port if _next_port + n <= _block + BLOCK else _block + 1
-        _next_port = port + n
-        socks = []
-        try:
-            for i in range(n):
-                s = socket.socket()
-                socks.append(s)
-                s.bind(("127.0.0.1", port + i))
-            return port
-        except OSError:
-            continue
-        finally:
-            for s in socks:
-                s.close()
 
 
 def wait_for(what, check, timeout=10.0):

@@ -17,7 +17,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 os.environ.setdefault("KVROUTE", os.path.join(ROOT, "build/release/kvroute"))
 sys.path.insert(0, os.path.join(ROOT, "scripts/engines"))
 
-from engine import ADAPTER, BLOCK, DIR, Engine, ports, stop_all  # noqa: E402,F401  pylint: disable=wrong-import-position,unused-import
+from engine import ADAPTER, BLOCK, DIR, Engine, stop_all  # noqa: E402,F401  pylint: disable=wrong-import-position,unused-import
 
 
 def _load(name, path):

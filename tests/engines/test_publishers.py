@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from harness import DIR, ROOT, Mock, Serve, Watch, ports, wait_until
+from harness import DIR, ROOT, Mock, Serve, Watch, free_ports, wait_until
 from publisher_script import BLOCK, RELEASES, steps
 
 
@@ -14,8 +14,8 @@ class Publisher:
     """A process that publishes what publish() is given."""
 
     def __init__(self, release, buffer_steps=10000):
-        self.release, self.ranks, self.port = release, 1, ports()
-        self.events, self.replay = ports(), ports()
+        self.release, self.ranks, self.port = release, 1, free_ports()
+        self.events, self.replay = free_ports(), free_ports()
         self.args = ["", os.path.join(ROOT, "scripts/engines/publishers.py"), "run", release, f"tcp://*:{self.events}", f"tcp://*:{self.replay}", "0",
                      str(buffer_steps)]
         self.p = subprocess.Popen([os.path.join(DIR, "venv/bin/python"), *self.args[1:]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

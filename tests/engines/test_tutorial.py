@@ -8,7 +8,7 @@ import re
 import sys
 
 import pytest
-from harness import BLOCK, DIR, ROOT, ports, wait_until
+from harness import BLOCK, DIR, ROOT, free_ports, wait_until
 
 sys.path.insert(0, os.path.join(ROOT, "tests/e2e"))
 from pages import Page, Reader, headers, shows  # noqa: E402  pylint: disable=wrong-import-position
@@ -21,7 +21,7 @@ PORTS = ("8000", "5557", "5558", "8080", "9090")
 
 @pytest.fixture
 def reader(alone, tmp_path):
-    r = Reader(tmp_path, BINARY, dict(zip(PORTS, (str(ports()) for _ in PORTS))), wait_until,
+    r = Reader(tmp_path, BINARY, dict(zip(PORTS, (str(free_ports()) for _ in PORTS))), wait_until,
                lambda block: re.sub(r"^pip install .*\n", "", block, flags=re.M).replace(MODEL, f"{DIR}/model {CPU}"), f"{DIR}/venv/bin:",
                HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_CPU_KVCACHE_SPACE="1", VLLM_CPU_OMP_THREADS_BIND="nobind", OMP_NUM_THREADS="1",
                PYTHONDONTWRITEBYTECODE="")
