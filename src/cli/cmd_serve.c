@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* `serve` and `select`: one table of router options, and what each adds to it. */
+/* `serve`, `epp` and `select`: one table of router options, and what each adds to it. */
 #include <stddef.h>
 
 #include "app/serve/serve.h"
@@ -287,7 +287,21 @@ static const struct option_row serve_rows[] = {
     NUM("port", port, "8080", 0, 65535, NULL, "data port; 0: a free one, which the first line tells"),
     STR("admin-host", admin_host, "127.0.0.1", "ADDRESS", NULL, "address of the admin port; 0.0.0.0 for every one: then give it keys"),
     NUM("admin-port", admin_port, "9090", 0, 65535, NULL, "admin port; 0: a free one, which the first line tells"),
-    NUM("threads", threads, "1", 1, 64, NULL, "event loops for the data port"),
+    NUM("threads", threads, "1", 1, 64, NULL, "event loops for the data port, and for ext-proc-port"),
+    NUM("ext-proc-port", ext_proc_port, "0", 0, 65535, NULL,
+        "port, at the address of --host, on which a gateway (Envoy) asks by external processing which worker a request goes to, and carries it "
+        "there itself (docs/guides/gateway.md); 0 = off; epp: 9002"),
+    MORE,
+    NUM("ext-proc-health-port", ext_proc_health_port, "0", 0, 65535, NULL,
+        "a plain port of gRPC's health service beside it, which has that too; 0 = off"),
+    ENU("ext-proc-watch", ext_proc_watch, "as-configured", "as-configured|auto", NULL,
+        "auto: ask the gateway (allow_mode_override) to show the responses of paths that generate, and no others"),
+    SIZ("ext-proc-memory", ext_proc_memory, "256MiB", NULL,
+        "bytes of bodies that gateways have sent and that are not decided on; beyond, they have to wait; 0 = no limit"),
+    DBL("ext-proc-connection-age", ext_proc_connection_age, "600", 0, 864000, NULL,
+        "seconds after which a gateway's connection is told to go, so that it finds new replicas; its streams run on; 0 = off"),
+    DBL("ext-proc-unseen-secs", ext_proc_unseen_secs, "30", 0.001, 864000, NULL,
+        "seconds for which a request is taken to run when the gateway does not tell when its response ends"),
     ROUTING_ROWS,
     DBL("router-session-affinity-ttl-secs", session_ttl, "0", 0, 31536000, "DYN_ROUTER_SESSION_AFFINITY_TTL_SECS",
         "idle life of x-session-id bindings; 0 = off"),
@@ -452,12 +466,15 @@ static int start(const char *command, struct serve_options *o)
     return rc;
 }
 
+enum { PICKER_PORT = 9002 /* where gateways look for one that does not say */ };
+
 static int run(const struct option_table *t, int argc, char **argv, struct serve_cli *cli)
 {
     struct options_from from = {0};
     int rc = options_parse(t, argc, argv, cli, &from);
     if (rc == 0) {
         struct serve_checker c = {.command = t->command, .options = t, .from = &from};
+        if (cli->o.picks_only && !cli->o.ext_proc_port) cli->o.ext_proc_port = PICKER_PORT;
         serve_cli_rules(cli, &c);
         serve_cli_effects(cli, &c);
         if (cli->o.check) serve_cli_check(cli, &c);
@@ -478,6 +495,12 @@ static int run_serve(int argc, char **argv)
     return run(&command_serve.table, argc, argv, &cli);
 }
 
+static int run_epp(int argc, char **argv)
+{
+    struct serve_cli cli = {.o = {.picks_only = true}};
+    return run(&command_epp.table, argc, argv, &cli);
+}
+
 static int run_select(int argc, char **argv)
 {
     struct serve_cli cli = {.o = {.select_only = true, .health_interval = 5}};
@@ -487,6 +510,9 @@ static int run_select(int argc, char **argv)
 const struct command command_serve = {.table = {"serve", "OpenAI-compatible router in front of inference workers", help_serve, serve_rows,
                                                 KVR_ARRAY_LEN(serve_rows), NULL, false},
                                       .run = run_serve};
+const struct command command_epp = {.table = {"epp", "endpoint picker: chooses workers for a gateway (Envoy, Kubernetes)", help_epp,
+                                              serve_rows, KVR_ARRAY_LEN(serve_rows), NULL, false},
+                                    .run = run_epp};
 const struct command command_select = {.table = {"select", "selection service: choose and book workers over HTTP", help_select, select_rows,
                                                  KVR_ARRAY_LEN(select_rows), NULL, false},
                                        .run = run_select};

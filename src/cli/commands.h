@@ -18,7 +18,7 @@ struct commands {
     size_t n;
 };
 
-extern const struct command command_serve, command_select, command_indexer, command_publish, command_check, command_doctor, command_mock,
+extern const struct command command_serve, command_epp, command_select, command_indexer, command_publish, command_check, command_doctor, command_mock,
     command_replay, command_replay_events, command_curve_key, command_hash, command_top, command_man, command_completion;
 
 /* NULL: there is none. */

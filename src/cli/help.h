@@ -16,6 +16,7 @@ extern const char help_mock[];
 extern const char help_publish[];
 extern const char help_replay[];
 extern const char help_replay_events[];
+extern const char help_epp[];
 extern const char help_select[];
 extern const char help_serve[];
 extern const char help_top[];

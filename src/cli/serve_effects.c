@@ -140,6 +140,13 @@ static void port_effects(const struct serve_options *o, const struct serve_check
     bool local = o->tokenizer == TOKENIZER_LOCAL || (o->tokenizer == TOKENIZER_AUTO && o->kv_events);
     const struct effect effects[] = {
         {!o->otlp_endpoint, "otlp-service-name|trace-sample", "without otlp-endpoint"},
+        {o->picks_only,
+         "port|tls-cert|tls-key|tls-client-ca|cors-allow-origin|cors-allow-credentials|cors-max-age|max-connections|"
+         "max-connections-per-address|max-retries|connect-timeout|first-token-timeout|stall-timeout|queue-keepalive|forward-token-ids|"
+         "forward-client-key",
+         "here: a gateway carries the requests"},
+        {!o->ext_proc_port && !o->select_only,
+         "ext-proc-health-port|ext-proc-watch|ext-proc-memory|ext-proc-connection-age|ext-proc-unseen-secs", "without ext-proc-port"},
         {!o->access_log, "access-log-format|access-log-sample", "without access-log"},
         {!o->cors_allow_origin, "cors-max-age", "without cors-allow-origin"},
         {!o->api_key_file && !o->select_only, "forward-client-key", "without api-key-file"},

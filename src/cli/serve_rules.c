@@ -9,6 +9,7 @@
 #include "base/base.h"
 #include "base/log.h"
 #include "cli/serve_cli.h"
+#include "net/grpc/grpc.h"
 
 enum { WORKERS_MAX = 4096 };
 
@@ -170,6 +171,9 @@ static void check_fleet(struct serve_checker *c, const struct serve_options *o)
          "pass-routes: allowed: paths that begin with /, without escapes; * at the end only"},
         {o->replica_sync_port && o->handover, "replica-sync-port|handover",
          "replica-sync-port and handover exclude each other: two processes would need the port; allowed: replicas over NATS"},
+        {o->ext_proc_port && !kvr_grpc_available(), "ext-proc-port", "ext-proc-port: this build has none, as nghttp2 or protobuf-c was missing"},
+        {o->ext_proc_port && o->handover, "ext-proc-port|handover",
+         "ext-proc-port and handover exclude each other: that port is not handed over; allowed: a second picker (replica-sync-port)"},
         {o->replica_sync_peers && !o->replica_sync_port, "replica-sync-peers", "replica-sync-peers needs replica-sync-port"},
     };
     CHECK(c, rules);

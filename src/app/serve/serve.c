@@ -7,6 +7,7 @@
 
 #include <signal.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -45,7 +46,7 @@ struct serve {
 
 static const char *program(const struct serve_options *o)
 {
-    return o->select_only ? "select" : "serve";
+    return o->select_only ? "select" : o->picks_only ? "epp" : "serve";
 }
 
 /* ---- main loop --------------------------------------------------------------------------------------- */
@@ -237,8 +238,9 @@ static int open_ports(struct serve *s)
     struct admin_port admin = {given ? h->sockets[0] : 0, h->waits, admin_connections(s)};
     if (!s->o->select_only) {
         ports.connections_max = data_connections(s);
-        int rc = data_plane_open(s->rooms.data, &ports);
-        if (rc) return listen_failed("port", s->o->host, s->o->port, rc);
+        const char *option = "port";
+        int rc = data_plane_open(s->rooms.data, &ports, &option);
+        if (rc) return listen_failed(option, s->o->host, !strcmp(option, "port") ? s->o->port : s->o->ext_proc_port, rc);
     }
     int rc = admin_start(s->rooms.admin, &admin);
     return rc ? listen_failed(s->o->select_only ? "port" : "admin-port", s->o->admin_host, s->o->admin_port, rc) : 0;
@@ -251,6 +253,9 @@ static void announce(const struct serve *s)
     if (s->o->select_only)
         printf("kvroute select: on %s://%s:%u/, mode %s, %s\n", admin, s->o->admin_host, admin_port(r->admin), router_mode_name(s->o->mode),
                caches);
+    else if (s->o->picks_only)
+        printf("kvroute epp: ext_proc on %s:%u, admin on %s://%s:%u/, mode %s, %s, %zu worker(s)\n", s->o->host, data_plane_picker_port(r->data),
+               admin, s->o->admin_host, admin_port(r->admin), router_mode_name(s->o->mode), caches, workers_count(r->workers));
     else
         printf("kvroute serve: data on %s%s:%u, admin on %s://%s:%u/, mode %s, %s, %zu worker(s)\n",
                config_tls(r->config) ? "https://" : "", s->o->host, data_plane_port(r->data), admin, s->o->admin_host, admin_port(r->admin),

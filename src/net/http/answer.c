@@ -52,7 +52,8 @@ static void write_failed(struct kvr_http_conn *c)
 {
     if (c->write_failed) return;
     atomic_fetch_add(&c->server->shared->answers_broken, 1);
-    kvr__conn_fail_soon(c);
+    if (c->outer) c->write_failed = true;
+    else kvr__conn_fail_soon(c);
 }
 
 /* Bytes for the wire. */
@@ -155,6 +156,11 @@ static void start_with(struct kvr_http_conn *c, int status, const char *headers,
     struct kvr_buf always = {0};
     KVR_ASSERT(c->answering && !c->answer_started);
     c->answer_started = true;
+    if (c->outer) {
+        kvr__hosted_start(c, status, headers, headers_len);
+        if (body && length > 0) kvr__hosted_write(c, body, (size_t)length);
+        return;
+    }
     bool no_body = c->request.is_head || status == 204 || status == 304;
     c->chunked = !no_body && length < 0 && c->request.minor >= 1;
     if (!no_body && length < 0 && !c->chunked) c->keep_alive = false;
@@ -199,6 +205,10 @@ size_t kvr_http_write(struct kvr_http_conn *c, const char *data, size_t len)
 {
     char size[24];
     if (len == 0 || c->closing) return c->queued;
+    if (c->outer) {
+        kvr__hosted_write(c, data, len);
+        return 0;
+    }
     if (c->told) c->told->bytes += c->chunked || c->left < 0 ? len : KVR_MIN(len, (size_t)c->left);
     if (c->chunked) {
         int n = snprintf(size, sizeof size, "%zx\r\n", len);
@@ -247,6 +257,10 @@ bool kvr_http_all_sent(const struct kvr_http_conn *c)
 void kvr_http_end(struct kvr_http_conn *c)
 {
     KVR_ASSERT(c->answering);
+    if (c->outer) {
+        kvr__hosted_end(c, !c->write_failed);
+        return;
+    }
     if (c->chunked) {
         uv_buf_t b = kvr__buf_of("0\r\n\r\n", 5);
         answer_send(c, &b, 1);
@@ -259,6 +273,10 @@ void kvr_http_end(struct kvr_http_conn *c)
 
 void kvr_http_abort(struct kvr_http_conn *c)
 {
+    if (c->outer) {
+        kvr__hosted_end(c, false);
+        return;
+    }
     send_held(c);
     if (c->answering && c->answer_started && !c->chunked && c->left < 0) c->reset_at_close = true;
     c->answering = c->answer_started = false;

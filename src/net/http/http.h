@@ -56,6 +56,8 @@ struct kvr_text {
 struct kvr_text kvr_headers_get(const struct kvr_headers *h, const char *name);
 struct kvr_text kvr_headers_name(const struct kvr_headers *h, size_t i);
 struct kvr_text kvr_headers_value(const struct kvr_headers *h, size_t i);
+/* Copies both. Returns: 0, or -1: over a limit or, with h->text.failed, no memory. */
+int kvr_headers_add(struct kvr_headers *h, struct kvr_text name, struct kvr_text value);
 void kvr_headers_free(struct kvr_headers *h);
 bool kvr_text_is(struct kvr_text t, const char *s); /* exact */
 bool kvr_text_is_nocase(struct kvr_text t, const char *s);
@@ -156,7 +158,7 @@ struct kvr_http_room {
 };
 
 struct kvr_http_server_config {
-    const char *host;
+    const char *host; /* NULL: it takes no connections, only requests that are hosted (net/http/hosted.h) */
     uint16_t port;   /* 0: any; kvr_http_server_port tells */
     bool joins_port; /* another server of this process has it already; nobody else's port is ever joined */
     int listener;    /* of another process that hands its port over: this socket listens, owned from a start on that succeeds; 0: none */

@@ -160,8 +160,8 @@ static int on_value(llhttp_t *p, const char *at, size_t len)
 }
 
 /* An absolute target ("GET http://host/path") is turned into its origin form; its host may not differ from Host, or somebody
- * before or behind us might understand another one. Returns: 0, or what is wrong. */
-static const char *read_target(struct kvr_http_conn *c, bool is_options)
+ * before or behind us might understand another one. */
+const char *kvr__request_target(struct kvr_http_conn *c, bool is_options)
 {
     struct kvr_text t = {c->target.data, c->target.len}, host = kvr_headers_get(&c->headers, "host");
     size_t scheme = t.len > 7 && !strncasecmp(t.ptr, "http://", 7) ? 7 : t.len > 8 && !strncasecmp(t.ptr, "https://", 8) ? 8 : 0;
@@ -207,7 +207,7 @@ static int judge_head(struct kvr_http_conn *c, const llhttp_t *p)
     if (bad || chunked != !!(p->flags & F_CHUNKED) || (chunked && p->http_minor == 0))
         return fail(c, 400, "malformed Content-Length or Transfer-Encoding");
     if (!kvr_hop_by_hop_read(&c->headers, &hop)) return fail(c, 400, "too many names in Connection");
-    const char *why = read_target(c, p->method == HTTP_OPTIONS);
+    const char *why = kvr__request_target(c, p->method == HTTP_OPTIONS);
     if (why) return fail(c, 400, why);
     if (p->flags & F_CONTENT_LENGTH && p->content_length > c->server->config.body_max) return fail(c, 413, c->server->too_large);
     return 0;
@@ -233,14 +233,13 @@ static int leave_body(struct kvr_http_conn *c, uint64_t size)
     return HPE_USER;
 }
 
-static int ask_for_room(struct kvr_http_conn *c, const llhttp_t *p)
+int kvr__request_room(struct kvr_http_conn *c, uint64_t promised)
 {
     struct kvr_http_room *room = &c->request.room;
     room->bytes = c->server->config.body_max;
     if (!c->server->config.body_room) return 0;
     complete_request(c);
     c->server->config.body_room(c, c->server->config.handler.ctx, room);
-    uint64_t promised = p->flags & F_CONTENT_LENGTH ? p->content_length : 0;
     return promised > room->bytes || !room->bytes ? leave_body(c, promised) : 0;
 }
 
@@ -265,18 +264,16 @@ static int on_head_complete(llhttp_t *p)
     kvr__conn_deadline(c, c->server->config.body_timeout_s);
     if (p->flags & F_CHUNKED) kvr__framing_chunks(&c->framing);
     bool has_body = p->flags & F_CHUNKED || p->content_length > 0;
-    if (has_body && ask_for_room(c, p)) return HPE_USER;
+    if (has_body && kvr__request_room(c, p->flags & F_CONTENT_LENGTH ? p->content_length : 0)) return HPE_USER;
     return meet_expectation(c, has_body);
 }
 
-static int on_body(llhttp_t *p, const char *at, size_t len)
+int kvr__request_body(struct kvr_http_conn *c, const char *at, size_t len, uint64_t more)
 {
-    struct kvr_http_conn *c = conn_of(p);
     size_t max = c->server->config.body_max;
     if (len > max || c->arriving.len > max - len) return fail(c, 413, c->server->too_large);
     if (c->arriving.len + len > c->request.room.bytes) return leave_body(c, c->arriving.len + len);
-    /* content_length is what is still to come of it */
-    int rc = reserve(c, len, p->flags & F_CONTENT_LENGTH ? c->arriving.len + len + p->content_length : 0);
+    int rc = reserve(c, len, more ? c->arriving.len + len + more : 0);
     if (rc == -1) return fail(c, 503, "too many request bodies are held at once; try again later");
     if (rc) return no_memory(c);
     memcpy(c->arriving.data + c->arriving.len, at, len);
@@ -285,10 +282,14 @@ static int on_body(llhttp_t *p, const char *at, size_t len)
     return 0;
 }
 
-static int on_complete(llhttp_t *p)
+static int on_body(llhttp_t *p, const char *at, size_t len)
 {
-    struct kvr_http_conn *c = conn_of(p);
-    if (!c->arriving.len) return HPE_PAUSED;
+    return kvr__request_body(conn_of(p), at, len, p->flags & F_CONTENT_LENGTH ? p->content_length : 0);
+}
+
+int kvr__request_body_over(struct kvr_http_conn *c)
+{
+    if (!c->arriving.len) return 0;
     leave_share(c);
     trim(c);
     size_t held = c->arriving.cap;
@@ -297,7 +298,13 @@ static int on_complete(llhttp_t *p)
     c->body->shared = c->server->config.shared;
     c->body->held = held;
     if (!c->body->shared) kvr__bodies_release(c->server->shared, held); /* bodies may outlive the server */
-    return HPE_PAUSED;
+    return 0;
+}
+
+static int on_complete(llhttp_t *p)
+{
+    int rc = kvr__request_body_over(conn_of(p));
+    return rc ? rc : HPE_PAUSED;
 }
 
 void kvr__request_settings(llhttp_settings_t *s)
@@ -324,7 +331,7 @@ void kvr__request_name(struct kvr_http_conn *c)
     c->request.path = (struct kvr_text){c->target.data, q ? (size_t)(q - c->target.data) : c->target.len};
 }
 
-static void dispatch(struct kvr_http_conn *c)
+void kvr__request_dispatch(struct kvr_http_conn *c)
 {
     complete_request(c);
     c->request.body = c->body ? c->body->data : NULL;
@@ -333,7 +340,8 @@ static void dispatch(struct kvr_http_conn *c)
     c->answer_started = false;
     c->took_all = !c->request.body_unread;
     c->deadline_ms = 0;
-    c->server->config.handler.on_request(c, c->server->config.handler.ctx);
+    if (c->outer) c->outer->on_request(c, c->outer_ctx);
+    else c->server->config.handler.on_request(c, c->server->config.handler.ctx);
 }
 
 /* Bytes that belong to the part of a request that is arriving, or a negative number when they belong to none. */
@@ -368,9 +376,9 @@ static size_t parse(struct kvr_http_conn *c, const char *data, size_t len)
         llhttp_errno_t e = llhttp_execute(&c->parser, data + used, (size_t)n);
         if (e == HPE_PAUSED) {
             used = (size_t)(llhttp_get_error_pos(&c->parser) - data);
-            dispatch(c);
+            kvr__request_dispatch(c);
         } else if (c->request.body_unread) {
-            dispatch(c);
+            kvr__request_dispatch(c);
             return len;
         } else if (e != HPE_OK) {
             if (e == HPE_INVALID_METHOD) (void)fail(c, 501, "this method is not known here"); /* look() has seen that it is a token */

@@ -583,9 +583,9 @@ int kvr_http_server_start(uv_loop_t *loop, const struct kvr_http_server_config *
     uv_timer_init(loop, &s->second_look);
     s->listener.data = s->sweep.data = s->second_look.data = s;
     s->handles = 2;
-    int rc = listen_on(s);
+    int rc = config->host ? listen_on(s) : 0;
+    s->deaf = rc || !config->host; /* it never listens */
     if (rc) {
-        s->deaf = true; /* it never listened */
         kvr_http_server_close(s);
         return rc;
     }
@@ -599,7 +599,7 @@ uint16_t kvr_http_server_port(const struct kvr_http_server *s)
 {
     struct sockaddr_in a = {0}; /* its port is where the one of IPv6 is */
     socklen_t len = sizeof a;
-    return getsockname(s->fd, (struct sockaddr *)&a, &len) ? 0 : ntohs(a.sin_port);
+    return s->fd < 0 || getsockname(s->fd, (struct sockaddr *)&a, &len) ? 0 : ntohs(a.sin_port);
 }
 
 int kvr_http_server_listener(const struct kvr_http_server *s)
@@ -683,7 +683,7 @@ const char *kvr_http_conn_peer(struct kvr_http_conn *c)
 {
     struct sockaddr_storage a;
     int len = sizeof a;
-    if (c->peer[0] || uv_tcp_getpeername(&c->tcp, (struct sockaddr *)&a, &len)) return c->peer;
+    if (c->outer || c->peer[0] || uv_tcp_getpeername(&c->tcp, (struct sockaddr *)&a, &len)) return c->peer;
     if (uv_ip_name((const struct sockaddr *)&a, c->peer, sizeof c->peer)) c->peer[0] = 0;
     return c->peer;
 }

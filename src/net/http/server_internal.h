@@ -5,10 +5,12 @@
  *   http/server.c    listening, connections, deadlines
  *   http/request.c   bytes -> request -> handler
  *   http/answer.c    handler -> answer -> bytes
+ *   http/hosted.c    both, of requests inside another protocol
  */
 #ifndef KVR_NET_HTTP_SERVER_INTERNAL_H
 #define KVR_NET_HTTP_SERVER_INTERNAL_H
 
+#include "net/http/hosted.h"
 #include "net/http/internal.h"
 
 enum { KVR__LATE_MAX = 32 };
@@ -43,6 +45,8 @@ struct kvr_http_conn {
     struct kvr__framing framing;
     struct kvr_tls *tls; /* NULL: plain */
     struct kvr_http_server *server;
+    const struct kvr_http_outer *outer; /* of one that is hosted, which has no socket and is in no list (hosted.c); NULL: it has one */
+    void *outer_ctx;
     struct kvr_http_conn *next, *prev; /* newest first */
     void *user;
     struct kvr_http_told *told; /* of the answer; NULL: nobody wants to know */
@@ -101,6 +105,14 @@ void kvr__request_name(struct kvr_http_conn *c);
 /* Plain bytes of the client. */
 void kvr__request_take(struct kvr_http_conn *c, const char *data, size_t n);
 void kvr__request_parse_ahead(struct kvr_http_conn *c);
+/* The parts of a request, as they come. Each but the last returns 0, or that it is over: refused (fail_status, fail_text), or to be handed
+ * over without its body (request.body_unread). A body follows the head, of `promised` bytes (0: not said). */
+int kvr__request_room(struct kvr_http_conn *c, uint64_t promised);
+int kvr__request_body(struct kvr_http_conn *c, const char *at, size_t len, uint64_t more); /* of which so many are to come; 0: not said */
+int kvr__request_body_over(struct kvr_http_conn *c);
+/* Reads c->target. Returns: NULL, or what is wrong with it. */
+const char *kvr__request_target(struct kvr_http_conn *c, bool is_options);
+void kvr__request_dispatch(struct kvr_http_conn *c);
 
 /* http/answer.c */
 void kvr__answer_flush_tls(struct kvr_http_conn *c);
@@ -110,6 +122,12 @@ void kvr__answer_continue(struct kvr_http_conn *c); /* 100 Continue */
 bool kvr__answer_probe(struct kvr_http_conn *c);
 /* An error before the request was whole: answers and closes. */
 void kvr__answer_refuse(struct kvr_http_conn *c, int status, const char *message);
+
+/* http/hosted.c: the answer of one that is hosted. */
+void kvr__hosted_start(struct kvr_http_conn *c, int status, const char *headers, size_t headers_len);
+void kvr__hosted_write(struct kvr_http_conn *c, const char *data, size_t len);
+void kvr__hosted_end(struct kvr_http_conn *c, bool whole);
+
 static inline uv_buf_t kvr__buf_of(const char *data, size_t len)
 {
     return uv_buf_init((char *)(uintptr_t)data, (unsigned)len);

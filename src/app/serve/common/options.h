@@ -32,6 +32,7 @@ enum { DISCOVERY_STATIC, DISCOVERY_FILE, DISCOVERY_DNS, DISCOVERY_NATS };
 
 struct serve_options {
     bool check;       /* --check: the command line's */
+    bool picks_only;  /* `kvroute epp`: no data port; gateways ask at ext_proc_port */
     bool select_only; /* `kvroute select`: no data port; the admin port is the service */
     const struct policy_profile *profiles;
     size_t profiles_n;
@@ -49,6 +50,9 @@ struct serve_options {
     uint64_t port, admin_port, block_size, threads, max_retries, breaker_failures, max_body_size, max_prompt_tokens, max_messages,
         max_prompt_text, max_bodies_bytes, seed, index_max_bytes;
     uint64_t max_connections, max_tree_size;
+    uint64_t ext_proc_port, ext_proc_health_port, ext_proc_memory; /* port 0: none */
+    int ext_proc_watch;                                            /* as-configured|auto */
+    double ext_proc_connection_age, ext_proc_unseen_secs;
     int mode, tokenizer;                        /* enum kvr_router_mode, enum serve_tokenizer */
     int cost, queue_policy, prefill_load_model; /* enum kvr_cost_kind, enum kvr_queue_policy, none|fitted */
     double shared_multiplier, predicted_ttl_secs, queue_ageing, queue_keepalive;

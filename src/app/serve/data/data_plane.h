@@ -41,7 +41,8 @@ struct data_ports {
 struct data_plane *data_plane_create(struct process *p, const struct data_plane_uses *uses); /* NULL: out of memory */
 /* Where single requests are told of. Returns: 0, or -1 with the reason in err. */
 int data_plane_observe(struct data_plane *d, char *err, size_t cap);
-int data_plane_open(struct data_plane *d, const struct data_ports *ports); /* Returns: 0, or UV_E...: the port cannot be had */
+/* Returns: 0, or UV_E...: a port cannot be had, that of *option (static). */
+int data_plane_open(struct data_plane *d, const struct data_ports *ports, const char **option);
 int data_plane_run(struct data_plane *d);                                  /* each loop on its thread. Returns: 0 or -1 */
 void data_plane_tick(struct data_plane *d);                                /* every 0.1 s */
 void data_plane_second(struct data_plane *d);                              /* every second */
@@ -61,6 +62,7 @@ bool data_plane_takes_connections(const struct data_plane *d); /* all loops do *
 void data_plane_take_none(struct data_plane *d);               /* new ones, when they are woken next */
 bool data_plane_answers(struct data_plane *d);                 /* has each loop looked around since this was asked last? */
 uint16_t data_plane_port(const struct data_plane *d);
+uint16_t data_plane_picker_port(const struct data_plane *d); /* 0: there is none */
 size_t data_plane_listeners(const struct data_plane *d, int *fds, size_t cap); /* how many */
 /* Since the start; sessions and responses: those that are bound now. */
 struct data_totals {

@@ -7,6 +7,7 @@
  */
 #include "app/serve/config/config.h"
 #include "app/serve/data/data_plane.h"
+#include "app/serve/data/picker/picker.h"
 #include "app/serve/data/port/data_port.h"
 #include "app/serve/data/port/flow.h"
 #include "app/serve/data/prompt/local_tokens.h"
@@ -41,6 +42,7 @@ static void follow_phase(struct loop *l)
     if (phase < KVR_DRAINING || l->draining) return;
     l->draining = true;
     kvr_http_server_drain(l->server);
+    if (l->picker) picker_drain(l->picker);
 }
 
 static void on_wake(uv_async_t *a)
@@ -58,7 +60,7 @@ static void on_wake(uv_async_t *a)
     if (!l->draining) return;
     struct kvr_http_server_stats st;
     kvr_http_server_stats(l->server, &st);
-    atomic_store(&l->owed_conns, st.owed);
+    atomic_store(&l->owed_conns, st.owed + (l->picker ? picker_open_calls(l->picker) : 0));
 }
 
 static void close_handle(uv_handle_t *h, void *arg)
@@ -79,6 +81,7 @@ static void loop_end(struct loop *l)
 {
     flow_refuse_parked(l);
     local_tokens_stop_checks(l);
+    picker_close(l);
     kvr_http_server_close(l->server);
     side_calls_stop(l);
     bootstraps_free(l);
@@ -94,7 +97,7 @@ static uint16_t port_of(const struct data_plane *d)
     return d->loops_n ? kvr_http_server_port(d->loops[0]->server) : (uint16_t)d->o->port;
 }
 
-static struct loop *loop_new(struct data_plane *d, const struct data_ports *ports, int *rc)
+static struct loop *loop_new(struct data_plane *d, const struct data_ports *ports, int *rc, const char **option)
 {
     struct loop *l = calloc(1, sizeof *l);
     if (!l) return NULL;
@@ -109,7 +112,7 @@ static struct loop *loop_new(struct data_plane *d, const struct data_ports *port
     if (kvr_http_client_create(&l->uv, 3, &l->client) == 0)
         kvr_http_client_count_reopened(l->client, &workers_counters(d->workers)->reopened_connections_total);
     *rc = remote_open(d->peers, &l->uv, l->client, l->remotes, &l->remotes_n) ? UV_ENOMEM : 0;
-    struct kvr_http_server_config sc = {.host = d->o->host,
+    struct kvr_http_server_config sc = {.host = d->o->picks_only ? NULL : d->o->host,
                                         .port = port_of(d),
                                         .joins_port = d->loops_n > 0,
                                         .listener = d->loops_n < ports->sockets_n ? ports->sockets[d->loops_n] : 0,
@@ -127,7 +130,9 @@ static struct loop *loop_new(struct data_plane *d, const struct data_ports *port
                                         .on_refused = data_port_on_refused,
                                         .body_room = data_port_body_room,
                                         .put_headers = d->o->cors_allow_origin ? data_port_put_headers : NULL};
+    *option = "port";
     if (*rc == 0) *rc = kvr_http_server_start(&l->uv, &sc, &l->server);
+    if (*rc == 0 && d->o->ext_proc_port) *rc = picker_open(l, data_plane_picker_port(d), option);
     return l;
 }
 
@@ -207,6 +212,11 @@ bool data_plane_is_idle(const struct data_plane *d)
 uint16_t data_plane_port(const struct data_plane *d)
 {
     return port_of(d);
+}
+
+uint16_t data_plane_picker_port(const struct data_plane *d)
+{
+    return d->loops_n && d->loops[0]->picker ? picker_port(d->loops[0]->picker) : 0;
 }
 
 size_t data_plane_listeners(const struct data_plane *d, int *fds, size_t cap)
@@ -306,13 +316,13 @@ int data_plane_observe(struct data_plane *d, char *err, size_t cap)
     return 0;
 }
 
-int data_plane_open(struct data_plane *d, const struct data_ports *ports)
+int data_plane_open(struct data_plane *d, const struct data_ports *ports, const char **option)
 {
     d->loops = calloc(d->o->threads, sizeof(struct loop *));
     if (!d->loops) return UV_ENOMEM;
     for (uint64_t i = 0; i < d->o->threads; i++) {
         int rc = 0;
-        struct loop *l = loop_new(d, ports, &rc);
+        struct loop *l = loop_new(d, ports, &rc, option);
         if (!l) return UV_ENOMEM;
         kvr_http_client_open_max(l->client, ports->connections_max);
         d->loops[d->loops_n++] = l;

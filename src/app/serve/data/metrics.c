@@ -2,6 +2,7 @@
 /* /metrics of this room: requests, what was chosen for them, and what came of it. */
 #include "app/serve/common/page.h"
 #include "app/serve/data/data_plane.h"
+#include "app/serve/data/picker/picker.h"
 #include "app/serve/data/request/request.h"
 #include "app/serve/data/state/disagg_state.h"
 #include "app/serve/data/state/room.h"
@@ -98,6 +99,7 @@ void data_plane_metrics(struct data_plane *data, struct kvr_prom_page *b)
     }
     put_gauge(b, "requests_active", "Requests booked on a worker", (double)active);
     put_gauge(b, "requests_without_worker", "Requests waiting for a worker to exist", (double)parked);
+    picker_metrics(data, b);
     put_choices(data, b);
     put_predicted_tiers(data, b);
     put_sessions(data, b);

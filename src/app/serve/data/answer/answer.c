@@ -45,7 +45,7 @@ static void put_leg_headers(const struct request *r, struct kvr_buf *h)
     if (r->attempt->decodes) kvr_header_put_u64(h, "x-kvroute-decode-overlap-blocks", r->attempt->result.overlap_blocks);
 }
 
-static void put_decision_headers(const struct request *r, struct kvr_buf *h)
+void answer_put_decision(const struct request *r, struct kvr_buf *h)
 {
     const struct attempt *a = r->attempt;
     char tiers[ACCOUNT_TIERS_MAX];
@@ -63,7 +63,16 @@ static void put_decision_headers(const struct request *r, struct kvr_buf *h)
     if (r->explain && r->routed) decision_table_header(&p->table, h);
 }
 
-/* From here on no other worker can be asked. */
+void answer_commit(struct request *r)
+{
+    kvr_body_unref(r->body);
+    r->body = NULL;
+    kvr_body_unref(r->attempt->body);
+    r->attempt->body = NULL;
+    account_keep_prompt(legs_computed(r));
+    request_forget_tokens(r);
+}
+
 static void send_head(struct request *r)
 {
     struct attempt *a = r->attempt;
@@ -72,12 +81,7 @@ static void send_head(struct request *r)
     void (*start)(struct kvr_http_conn *, int, const char *, size_t, int64_t) = a->merges ? kvr_http_start : kvr_http_start_held;
     if (!r->early_head) start(r->conn, a->status, a->head.data, a->head.len, a->merges ? -1 : a->length);
     kvr_buf_free(&a->head);
-    kvr_body_unref(r->body);
-    r->body = NULL;
-    kvr_body_unref(a->body);
-    a->body = NULL;
-    account_keep_prompt(legs_computed(r));
-    request_forget_tokens(r);
+    if (!r->carrier) answer_commit(r);
 }
 
 /* What the worker says of cached tokens is not of the cache that has counted. */
@@ -102,11 +106,11 @@ enum outcome answer_begin(struct request *r)
     if (r->early_head && !(a->status == 200 && a->is_sse)) /* the client was promised a stream */
         return request_refusef(r, a->status, "the worker answered with status %d", a->status);
     begin_merging(r);
-    put_decision_headers(r, &a->head);
+    answer_put_decision(r, &a->head);
     if (a->head.failed) return request_refuse(r, 503, "out of memory");
     send_head(r);
     if (a->is_sse || a->length < 0) account_first_token(a);
-    request_wait_until(r, request_after(stall_timeout(r)));
+    request_wait_until(r, r->carrier ? 0 : request_after(stall_timeout(r)));
     return OUTCOME_WAITS;
 }
 

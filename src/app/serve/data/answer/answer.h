@@ -5,6 +5,10 @@
 
 #include "app/serve/data/request/request.h"
 
+/* The headers that say who was chosen, and why: lines. */
+void answer_put_decision(const struct request *r, struct kvr_buf *h);
+/* From here on no other worker can be asked: what was kept for that goes. Once. */
+void answer_commit(struct request *r);
 /* The last event of a stream has passed: how its connections end does not matter. An answer with a length ends with its bytes. */
 bool answer_is_complete(const struct request *r);
 /* What was held back of it goes out: the answer is whole. Returns: false: no memory, and it is not. */

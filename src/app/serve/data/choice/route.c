@@ -15,8 +15,10 @@
 #include "app/serve/data/choice/conditional.h"
 #include "app/serve/data/choice/domains.h"
 #include "app/serve/data/choice/question.h"
+#include "app/serve/data/choice/subset.h"
 #include "app/serve/data/choice/treatment.h"
 #include "app/serve/data/request/attempt.h"
+#include "app/serve/data/request/carrier.h"
 #include "app/serve/data/request/eligible.h"
 #include "app/serve/data/request/legs.h"
 #include "app/serve/data/request/named_model.h"
@@ -36,7 +38,8 @@ static enum outcome wait_on(struct request *r)
     if (!r->wait_deadline_ms) r->wait_deadline_ms = request_after(model_option(&r->options, MODEL_QUEUE_TIMEOUT, o->queue_timeout));
     if (!r->wait_deadline_ms) r->wait_deadline_ms = now_ms() + 1;
     until = r->wait_deadline_ms;
-    if (r->stream && o->queue_keepalive > 0) until = KVR_MIN(until, request_after(o->queue_keepalive));
+    if (r->carrier) r->carrier->waits(r->carrier_ctx, until);
+    else if (r->stream && o->queue_keepalive > 0) until = KVR_MIN(until, request_after(o->queue_keepalive));
     request_wait_until(r, until);
     return OUTCOME_WAITS;
 }
@@ -328,6 +331,8 @@ static enum outcome choose_from(struct request *r, struct partition *partition)
     c->attempt->number = r->tries;
     question_of(r, c->workers, partition, &c->rq);
     if (!keep_to_domains(r, c)) return request_refuse(r, 503, kvr_strerror(-KVR_ENOMEM));
+    enum outcome o = subset_keep(r, c->workers, &c->rq, &c->allowed);
+    if (o != OUTCOME_DONE) return o;
     name_booking(c->attempt, &c->rq);
     c->rq.override = question_override(r, &c->override);
     c->attempt->mode = c->rq.mode ? *c->rq.mode : (enum kvr_router_mode)workers_mode(data_of(r)->workers);

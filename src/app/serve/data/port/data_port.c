@@ -41,8 +41,14 @@ static void take_request_id(struct request *r, const struct kvr_http_request *he
                  (unsigned long long)kvr_mix64(data->process->salt + atomic_fetch_add(&data->process->next_id, 1)));
 }
 
+/* Who takes it to its worker; zeroes: the router. */
+struct carriage {
+    const struct carrier *carrier;
+    void *ctx;
+};
+
 /* form: of what is routed by its prompt; NULL: it is not. Takes the note. */
-static void begin(struct loop *l, struct kvr_http_conn *c, const enum kvr_prompt_form *form, struct telemetry **note)
+static void begin(struct loop *l, struct kvr_http_conn *c, const enum kvr_prompt_form *form, struct carriage by, struct telemetry **note)
 {
     const struct kvr_http_request *head = kvr_http_conn_request(c);
     struct request *r = request_new(l, c);
@@ -50,6 +56,8 @@ static void begin(struct loop *l, struct kvr_http_conn *c, const enum kvr_prompt
         reply_error(c, 503, "out of memory", NULL);
         return;
     }
+    r->carrier = by.carrier;
+    r->carrier_ctx = by.ctx;
     telemetry_take(r, *note);
     *note = NULL;
     COUNT(r, requests_total);
@@ -231,7 +239,7 @@ static void answer(struct loop *l, struct kvr_http_conn *c, struct telemetry **n
     } else if (client_route_is_passed(rq->path, l->data->o->pass_routes)) {
         const char *allowed = client_route_allows(rq->path, rq->method, l->data->o->pass_routes);
         if (allowed) method_refused(c, allowed);
-        else begin(l, c, client_route_form(rq->path), note);
+        else begin(l, c, client_route_form(rq->path), (struct carriage){0}, note);
     } else if (of_model) {
         method_refused(c, "GET, HEAD");
     } else {
@@ -243,6 +251,16 @@ void data_port_put_headers(struct kvr_http_conn *c, struct kvr_buf *head, void *
 {
     const struct loop *l = ctx;
     cors_put_headers(l->data->o, c, head);
+}
+
+void data_port_on_carried(struct kvr_http_conn *c, struct loop *l, const struct carrier *carrier, void *ctx, bool whole)
+{
+    struct telemetry *note = telemetry_begin(l, c);
+    const struct kvr_http_request *rq = kvr_http_conn_request(c);
+    if (!whole) kvr_http_conn_drop_body(c);
+    const enum kvr_prompt_form *form = rq->body_len || rq->body_unread ? client_route_form(rq->path) : NULL;
+    begin(l, c, form, (struct carriage){carrier, ctx}, &note);
+    telemetry_local(l, note, 0);
 }
 
 /* The note is still here when the router has answered by itself. */

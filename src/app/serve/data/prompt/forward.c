@@ -9,7 +9,7 @@ enum { IDS_ON_LOOP = 8192 }; /* writing them takes less than 0.1 ms */
 /* Are its tokens those that the engine would make of the text, all of them, and does the answer not tell the text? */
 static bool may_forward(const struct request *r)
 {
-    return data_of(r)->o->forward_token_ids && r->form == KVR_FORM_COMPLETION && r->tokens && r->tokens_n && r->body &&
+    return data_of(r)->o->forward_token_ids && !r->carrier && r->form == KVR_FORM_COMPLETION && r->tokens && r->tokens_n && r->body &&
            r->tokens_from != TOKENS_BODY && r->tokens_from != TOKENS_BYTES && r->members.certainty == KVR_PROMPT_EXACT &&
            r->members.prompts == 1 && r->members.truncation == KVR_TRUNCATE_NOT && !r->members.shows_prompt && !r->members.skips_cache;
 }

@@ -8,6 +8,7 @@
 
 #include "app/serve/common/clock.h"
 #include "app/serve/data/request/admission.h"
+#include "app/serve/data/request/carrier.h"
 #include "app/serve/data/request/cors.h"
 #include "app/serve/data/request/legs.h"
 #include "app/serve/data/request/telemetry.h"
@@ -39,7 +40,7 @@ struct attempt *attempt_new(struct request *r, struct partition *partition)
 void attempt_free(struct attempt *a)
 {
     if (!a) return;
-    KVR_ASSERT(!a->call && !a->booking[0]);
+    KVR_ASSERT(!a->call && !a->carried && !a->booking[0]);
     spans_attempt(a);
     kvr_sse_free(&a->sse);
     kvr_sse_free(&a->opening);
@@ -113,7 +114,7 @@ static void keep_head(struct attempt *a, const struct kvr_headers *headers)
 static void on_head(struct kvr_http_call *call, void *ctx, int status, const struct kvr_headers *headers, int64_t length)
 {
     struct attempt *a = ctx;
-    a->connect_ns = kvr_http_call_connect_ns(call);
+    if (call) a->connect_ns = kvr_http_call_connect_ns(call);
     a->status = status;
     a->length = length;
     keep_head(a, headers);
@@ -129,10 +130,16 @@ static void note_tried(struct attempt *a)
     if (*n < TRIES_MAX) ids[(*n)++] = a->result.worker.worker_id;
 }
 
+static void report(const struct attempt *a, bool ok)
+{
+    if (!a->foreign) worker_report(data_of(a->request)->workers, a->worker, ok);
+}
+
 /* Its call is gone. */
 static void call_over(struct attempt *a)
 {
     a->call = NULL;
+    a->carried = false;
     a->over_ns = kvr_now_ns(kvr_clock_monotonic());
 }
 
@@ -225,17 +232,16 @@ static void on_body(struct kvr_http_call *call, void *ctx, const char *data, siz
 static void on_done(struct kvr_http_call *call, void *ctx)
 {
     struct attempt *a = ctx;
-    struct data_plane *data = data_of(a->request);
     (void)call;
     call_over(a);
     if (is_retryable(a)) {
-        worker_report(data->workers, a->worker, a->status == 503);
+        report(a, a->status == 503);
         enum outcome o = attempt_fail(a, a->status, "every worker that was tried answered with an error");
         hand_words_over(a);
         a->tell(a, o);
         return;
     }
-    worker_report(data->workers, a->worker, true);
+    report(a, true);
     if (may_open_badly(a) && a->answer.len) { /* a stream without an event */
         tell_opening(a, ATTEMPT_WHOLE);
         return;
@@ -257,7 +263,7 @@ static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failu
     struct data_plane *data = data_of(a->request);
     (void)call;
     call_over(a);
-    worker_report(data->workers, a->worker, false);
+    report(a, false);
     if (why == KVR_HTTP_CONNECT_FAILED || why == KVR_HTTP_RESET) health_check_now(data->workers, a->result.worker.worker_id);
     a->unsent = why == KVR_HTTP_CONNECT_FAILED || why == KVR_HTTP_CONNECT_TIMEOUT;
     if (a->state == ATTEMPT_ANSWERING && !a->prefills && !a->holds) a->tell(a, broken(a));
@@ -265,6 +271,23 @@ static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failu
 }
 
 static const struct kvr_http_call_handler handler = {on_head, on_body, on_done, on_failed};
+
+void attempt_hear_head(struct attempt *a, int status, const struct kvr_headers *headers, int64_t length, bool foreign)
+{
+    a->foreign = foreign;
+    on_head(NULL, a, status, headers, length);
+}
+
+void attempt_hear_body(struct attempt *a, const char *data, size_t len)
+{
+    on_body(NULL, a, data, len);
+}
+
+void attempt_hear_end(struct attempt *a, bool whole)
+{
+    if (whole) on_done(NULL, a);
+    else on_failed(NULL, a, KVR_HTTP_TRUNCATED, "the gateway broke off the answer");
+}
 
 /* ---- what is sent ------------------------------------------------------------------------------------ */
 
@@ -385,11 +408,13 @@ enum outcome attempt_send(struct attempt *a, void (*tell)(struct attempt *a, enu
     a->tell = tell;
     a->view_tick = views_moment(data_of(r)->workers); /* of what came before the worker has it */
     if (r->members.reports) views_expect_reports(data_of(r)->workers, a->worker);
-    a->call = attempt_call(a, &handler, a);
-    if (!a->call) return request_refuse(r, 503, "out of memory");
+    if (r->carrier) a->carried = true;
+    else a->call = attempt_call(a, &handler, a);
+    if (!a->call && !a->carried) return request_refuse(r, 503, "out of memory");
     a->state = ATTEMPT_SENT;
     a->sent_ns = kvr_now_ns(kvr_clock_monotonic());
-    request_wait_until(r, attempt_first_byte_until(a));
+    request_wait_until(r, a->carried ? 0 : attempt_first_byte_until(a)); /* what a gateway waits for is its own business */
+    if (a->carried) r->carrier->decided(r->carrier_ctx, a);
     return OUTCOME_WAITS;
 }
 
@@ -415,16 +440,16 @@ enum outcome attempt_on_time(struct attempt *a, bool total)
 
 void attempt_cancel(struct attempt *a)
 {
-    if (!a->call) return;
-    kvr_http_call_cancel(a->call);
+    if (!a->call && !a->carried) return;
+    if (a->call) kvr_http_call_cancel(a->call);
     call_over(a);
     a->state = ATTEMPT_CANCELLED;
 }
 
 void attempt_let_go(struct attempt *a)
 {
-    worker_report(data_of(a->request)->workers, a->worker, true);
-    kvr_http_call_let_go(a->call, ENDING_MS);
+    report(a, true);
+    if (a->call) kvr_http_call_let_go(a->call, ENDING_MS);
     call_over(a);
     a->state = ATTEMPT_WHOLE;
 }

@@ -72,7 +72,9 @@ struct attempt {
 
     /* The exchange */
     struct kvr_body *body;      /* what is sent in the place of the request's; NULL: that */
-    struct kvr_http_call *call; /* NULL: over */
+    struct kvr_http_call *call; /* NULL: over, or not the router's own */
+    bool carried;               /* a carrier's, and not over */
+    bool foreign;               /* the answer is not its worker's, or that is not known: nobody is blamed or praised for it */
     uint64_t view_tick;         /* serve.view_tick when it was sent */
     uint64_t sent_ns;
     int status;     /* of the answer; 0: none yet */
@@ -118,6 +120,11 @@ uint64_t attempt_first_byte_until(const struct attempt *a);
 /* The time for the first byte, or --total-timeout (`total`), is up. Returns: REFUSED. */
 enum outcome attempt_on_time(struct attempt *a, bool total);
 void attempt_cancel(struct attempt *a);
+/* What a carrier tells of the answer (carrier.h), in this order; the last ends it. `foreign`: it is not known to be its worker's. Each may
+ * end the request, and the attempt with it. */
+void attempt_hear_head(struct attempt *a, int status, const struct kvr_headers *headers, int64_t length, bool foreign);
+void attempt_hear_body(struct attempt *a, const char *data, size_t len);
+void attempt_hear_end(struct attempt *a, bool whole);
 /* It has failed, or was answered with an error: counted, where it is one of two legs. */
 void attempt_count_error(const struct attempt *a);
 /* Its answer is whole although the worker has not ended it: what is still to come is read for a moment and dropped. */

@@ -68,6 +68,7 @@
 #include "wire/rank_member.h"
 
 struct attempt;
+struct carrier;
 struct legs;
 struct request;
 struct telemetry;
@@ -200,7 +201,7 @@ struct choosing {
     struct attempt *attempt; /* for the worker that will be chosen */
     struct kvr_router_request rq;
     struct kvr_override override;     /* rq refers to it */
-    uint64_t *allowed;                /* rq refers to it: prefill workers whose domain has a decode worker; NULL: all may be chosen */
+    uint64_t *allowed;                /* rq refers to it: those of the candidates that may be chosen (domains.h, subset.h); NULL: all */
     struct domain_wish domain;        /* the same: where the prompt is */
     const struct roster_row *workers; /* that may serve it; NULL: it was not looked at yet */
     bool queued;                      /* the router has the ticket, or the loop's ready list has the request */
@@ -219,6 +220,8 @@ struct parked {
 struct request {
     struct loop *loop;
     struct kvr_http_conn *conn; /* NULL: it is answered, or its client has left */
+    const struct carrier *carrier; /* carrier.h; NULL: the router takes it to its worker */
+    void *carrier_ctx;
     void (*step)(struct request *r, enum outcome o);
     enum request_phase phase;
     struct request_job *working; /* is at work for it; NULL: none */

@@ -43,6 +43,11 @@
     X(prompt_tokens_refused_total, "Prompts refused because they had more tokens than --max-prompt-tokens")                                \
     X(prompt_messages_refused_total, "Requests refused because they had more messages than --max-messages")                                \
     X(prompt_texts_refused_total, "Prompts refused because their text was longer than --max-prompt-text")                                  \
+    X(ext_proc_decisions_total, "Workers told to a gateway that asked by external processing")                                             \
+    X(ext_proc_refusals_total, "Requests that it was told to answer itself: no worker, a full queue, a bad body")                          \
+    X(ext_proc_by_load_total, "Requests chosen by load alone, as the gateway showed no body, or not all of it")                            \
+    X(ext_proc_served_elsewhere_total, "Responses that came from another endpoint than the one it was told")                               \
+    X(ext_proc_unseen_total, "Bookings ended by --ext-proc-unseen-secs, as the gateway does not tell when responses end")                  \
     X(overload_rejections_total, "Requests refused because every eligible worker was overloaded")
 
 enum { TOKENS_FROM_MAX = 8 }; /* enum tokens_from */

@@ -21,6 +21,7 @@
 
 struct bootstrap;
 struct kvr_token_waiter;
+struct picker;
 struct request;
 struct data_plane;
 struct side_call;
@@ -36,6 +37,7 @@ struct loop {
     uv_async_t wake;
     pthread_t thread;
     struct kvr_http_server *server;
+    struct picker *picker; /* a gateway's port; NULL: none */
     struct kvr_http_client *client;
     struct kvr_remote_index *remotes[REMOTES_MAX]; /* none: the index is here */
     size_t remotes_n;

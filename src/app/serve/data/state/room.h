@@ -13,6 +13,7 @@
 #include "app/serve/data/state/fallback_counts.h"
 #include "app/serve/data/state/loop.h"
 #include "app/serve/data/state/quality.h"
+#include "net/grpc/grpc.h"
 #include "net/http/addresses.h"
 
 struct decisions;
@@ -36,6 +37,7 @@ struct data_plane {
     _Atomic size_t gone;    /* loops that take them */
     _Atomic uint64_t asked; /* for loop.answered */
     struct kvr_http_shared http;
+    struct kvr_grpc_shared grpc; /* of the pickers */
     struct kvr_addresses addresses;
     struct kvr_addresses unfinished; /* bodies: half of --max-bodies-bytes for each key, or address, but one whole body */
     struct session_table *sessions, *responses;

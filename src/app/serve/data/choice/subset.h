@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Workers that the carrier of a request may take it to, of those that the router may choose from. The request's loop. */
+#ifndef KVR_SERVE_SUBSET_H
+#define KVR_SERVE_SUBSET_H
+
+#include "app/serve/data/request/request.h"
+
+struct roster_row;
+
+/* Leaves the others out of what the router is asked. *ids: owned, what the question refers to; one from before is freed. Returns: DONE, or
+ * REFUSED. */
+enum outcome subset_keep(struct request *r, const struct roster_row *row, struct kvr_router_request *rq, uint64_t **ids);
+
+#endif

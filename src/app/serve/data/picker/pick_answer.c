@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a pick says to its gateway: data/picker/pick.h. */
+#include <string.h>
+#include <strings.h>
+
+#include "app/serve/data/picker/pick.h"
+#include "app/serve/data/request/admission.h"
+#include "app/serve/workers/entry/worker_key.h"
+#include "app/serve/workers/table/worker.h"
+
+/* The Endpoint Picker Protocol's; the others are llm-d's and Dynamo's, which none but a picker may set. */
+#define DESTINATION "x-gateway-destination-endpoint"
+
+static const char *const strangers[] = {"x-gateway-destination-endpoint-subset", "x-gateway-destination-endpoint-served",
+                                        "x-prefiller-host-port", "x-data-parallel-host-port", "x-encoder-hosts-ports"};
+
+void pick_say(struct pick *p, struct kvr_buf *message)
+{
+    if (p->call.stream && message->failed) kvr_grpc_reset(p->call.stream);
+    else if (p->call.stream) kvr_grpc_send(p->call.stream, message->data, message->len);
+    kvr_buf_free(message);
+}
+
+void pick_go_on(struct pick *p, enum kvr_ext_proc_kind kind)
+{
+    struct kvr_buf b = {0};
+    kvr_ext_proc_put_answer(&b, kind, NULL);
+    pick_say(p, &b);
+}
+
+void pick_say_modes(struct pick *p, enum kvr_ext_proc_kind kind, struct kvr_ext_proc_modes modes)
+{
+    struct kvr_ext_proc_mutation m = {.modes = &modes};
+    struct kvr_buf b = {0};
+    kvr_ext_proc_put_answer(&b, kind, &m);
+    pick_say(p, &b);
+}
+
+void pick_say_body(struct pick *p, enum kvr_ext_proc_kind kind, const char *data, size_t len, bool end)
+{
+    do {
+        size_t n = KVR_MIN(len, (size_t)KVR_EXT_PROC_PIECE_MAX);
+        struct kvr_buf b = {0};
+        kvr_ext_proc_put_body_piece(&b, kind, data, n, end && n == len);
+        pick_say(p, &b);
+        data = n ? data + n : data;
+        len -= n;
+    } while (len);
+}
+
+void pick_say_trailers(struct pick *p, enum kvr_ext_proc_kind kind)
+{
+    struct kvr_buf b = {0};
+    kvr_ext_proc_put_trailers(&b, kind);
+    pick_say(p, &b);
+}
+
+void pick_say_wait(struct pick *p, uint64_t ms)
+{
+    struct kvr_buf b = {0};
+    kvr_ext_proc_put_timeout(&b, ms);
+    pick_say(p, &b);
+}
+
+/* ---- headers ----------------------------------------------------------------------------------------- */
+
+struct headers {
+    struct kvr_ext_proc_header list[KVR_EXT_PROC_SET_MAX];
+    size_t n;
+};
+
+static void add(struct headers *h, struct kvr_ext_proc_text name, struct kvr_ext_proc_text value)
+{
+    if (h->n < KVR_EXT_PROC_SET_MAX) h->list[h->n++] = (struct kvr_ext_proc_header){name, value};
+}
+
+static struct kvr_ext_proc_text text_of(const char *s)
+{
+    return (struct kvr_ext_proc_text){s, strlen(s)};
+}
+
+/* Lines, as heads of HTTP/1 have them; their names in lower case, which is how HTTP/2 has them. */
+static void add_lines(struct headers *h, struct kvr_buf *lines, const char *but)
+{
+    char *at = lines->data, *end = lines->data + lines->len;
+    while (at && at < end) {
+        char *stop = memchr(at, '\r', (size_t)(end - at)), *colon = stop ? memchr(at, ':', (size_t)(stop - at)) : NULL;
+        if (!colon) return;
+        for (char *c = at; c < colon; c++)
+            if (*c >= 'A' && *c <= 'Z') *c = (char)(*c + ('a' - 'A'));
+        struct kvr_ext_proc_text name = {at, (size_t)(colon - at)};
+        const char *value = colon + 1;
+        while (value < stop && *value == ' ') value++;
+        if (!but || name.len != strlen(but) || memcmp(name.ptr, but, name.len)) add(h, name, (struct kvr_ext_proc_text){value, (size_t)(stop - value)});
+        at = stop + 2;
+    }
+}
+
+/* ---- the decision ------------------------------------------------------------------------------------ */
+
+static void say(struct pick *p, const struct headers *set)
+{
+    struct kvr_ext_proc_mutation m = {.set = set->list,
+                                      .set_n = set->n,
+                                      .remove = strangers,
+                                      .remove_n = KVR_ARRAY_LEN(strangers),
+                                      .clear_route_cache = true,
+                                      .destination = text_of(p->destination)};
+    struct kvr_buf b = {0};
+    kvr_ext_proc_put_answer(&b, p->decides, &m);
+    pick_say(p, &b);
+}
+
+void pick_say_decision(struct pick *p, const struct attempt *a)
+{
+    const struct request *r = a->request;
+    struct headers set = {0};
+    struct kvr_buf key = {0};
+    char rank[16];
+    add(&set, text_of(DESTINATION), text_of(p->destination));
+    if (a->names_rank) {
+        snprintf(rank, sizeof rank, "%u", a->named_rank);
+        add(&set, text_of("x-data-parallel-rank"), text_of(rank));
+    }
+    if (!admission_authorization(r).ptr) worker_key_put(a->worker->api_key, &key);
+    add_lines(&set, &key, NULL);
+    add_lines(&set, &p->told, NULL);
+    say(p, &set);
+    kvr_buf_free(&key);
+    if (p->decides == KVR_EXT_PROC_REQUEST_HEADERS && p->body_is_whole && p->modes.request_body == KVR_EXT_PROC_FULL_DUPLEX_STREAMED)
+        pick_say_body(p, KVR_EXT_PROC_REQUEST_BODY, r->body ? r->body->data : "", r->body ? r->body->len : 0, !p->trailers);
+    if (p->trailers) pick_say_trailers(p, KVR_EXT_PROC_REQUEST_TRAILERS);
+}
+
+void pick_say_response(struct pick *p)
+{
+    struct headers set = {0};
+    add_lines(&set, &p->told, "x-request-id");
+    struct kvr_ext_proc_mutation m = {.set = set.list, .set_n = set.n};
+    struct kvr_buf b = {0};
+    kvr_ext_proc_put_answer(&b, KVR_EXT_PROC_RESPONSE_HEADERS, set.n ? &m : NULL);
+    pick_say(p, &b);
+}
+
+/* ---- a refusal --------------------------------------------------------------------------------------- */
+
+/* As llm-d's picker tells it; NULL: it was not for lack of room. */
+static const char *dropped(int status)
+{
+    switch (status) {
+    case 429:
+    case 529: return "rejected-saturated";
+    case 503: return "rejected-no-endpoints";
+    default: return NULL;
+    }
+}
+
+void pick_say_refusal(struct pick *p)
+{
+    struct headers set = {0};
+    char details[32];
+    snprintf(details, sizeof details, "kvroute_%d", p->status);
+    add_lines(&set, &p->head, NULL);
+    if (dropped(p->status)) add(&set, text_of("x-llm-d-request-dropped-reason"), text_of(dropped(p->status)));
+    struct kvr_ext_proc_immediate m = {.status = p->status,
+                                       .headers = set.list,
+                                       .headers_n = set.n,
+                                       .body = {p->body.data ? p->body.data : "", p->body.len},
+                                       .details = details};
+    struct kvr_buf b = {0};
+    kvr_ext_proc_put_immediate(&b, &m);
+    pick_say(p, &b);
+}
