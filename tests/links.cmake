@@ -26,7 +26,7 @@ function(room name)
   string(REPLACE "/" "_" program link_${name})
   add_executable(${program} ${CMAKE_CURRENT_SOURCE_DIR}/link.c $<FILTER:${KVR_OBJECTS},INCLUDE,/src/\(${folders}\)/[^/]*$>)
   target_link_libraries(${program} PRIVATE Threads::Threads m PkgConfig::UV PkgConfig::SSL PkgConfig::ZMQ PkgConfig::SIMDJSON PkgConfig::YAML
-                        PkgConfig::CARES ${MSGPUCK_LIBRARY} Llhttp::Llhttp ${CMAKE_DL_LIBS})
+                        PkgConfig::CARES ${KVR_EXT_PROC_LIBRARIES} ${MSGPUCK_LIBRARY} Llhttp::Llhttp ${CMAKE_DL_LIBS})
   if(KVR_NATS)
     target_link_libraries(${program} PRIVATE PkgConfig::NATS)
   endif()

@@ -79,12 +79,12 @@ struct kvr_ext_proc_message {
         void *blocks;
         char *at;
         size_t left, allowed;
-        bool over;
+        int why; /* it is not enough: a limit, or memory */
         _Alignas(16) char first[6 * 1024];
     } room;
 };
 
-/* Returns: 0; -KVR_EFORMAT; -KVR_ELIMIT: more headers than may be, or much more structure than content; -KVR_ENOMEM. Nothing is to be freed
+/* Returns: 0; -KVR_EFORMAT; -KVR_ELIMIT: more headers than may be, or far more structure than content; -KVR_ENOMEM. Nothing is to be freed
  * after an error. */
 int kvr_ext_proc_read(const uint8_t *data, size_t len, struct kvr_ext_proc_message *out);
 void kvr_ext_proc_free(struct kvr_ext_proc_message *m);
