@@ -13,7 +13,7 @@ string(REGEX MATCHALL "NEEDED +[^\n]+" needs "${needs}")
 list(TRANSFORM needs REPLACE "NEEDED +" "-l:")
 list(FILTER needs EXCLUDE REGEX "lib(stdc\\+\\+|gcc_s|m|c)\\.so")
 target_link_libraries(kvroute_portable PRIVATE Threads::Threads m PkgConfig::UV PkgConfig::SSL ${KVR_ZMQ_STATIC} ${needs} PkgConfig::SIMDJSON
-                      PkgConfig::YAML PkgConfig::CARES ${MSGPUCK_LIBRARY} Llhttp::Llhttp ${CMAKE_DL_LIBS})
+                      PkgConfig::YAML PkgConfig::CARES ${KVR_EXT_PROC_LIBRARIES} ${MSGPUCK_LIBRARY} Llhttp::Llhttp ${CMAKE_DL_LIBS})
 if(KVR_NATS)
   target_link_libraries(kvroute_portable PRIVATE PkgConfig::NATS)
 endif()
