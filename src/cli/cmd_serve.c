@@ -289,7 +289,8 @@ static const struct option_row serve_rows[] = {
     NUM("admin-port", admin_port, "9090", 0, 65535, NULL, "admin port; 0: a free one, which the first line tells"),
     NUM("threads", threads, "1", 1, 64, NULL, "event loops for the data port, and for ext-proc-port"),
     NUM("ext-proc-port", ext_proc_port, "0", 0, 65535, NULL,
-        "port, at the address of --host, on which a gateway (Envoy) asks by external processing which worker a request goes to, and carries it "
+        "port, at the address of --host, on which a gateway (Envoy) asks by external processing which worker a request goes to, and "
+        "carries it "
         "there itself (docs/guides/gateway.md); 0 = off; epp: 9002"),
     MORE,
     NUM("ext-proc-health-port", ext_proc_health_port, "0", 0, 65535, NULL,

@@ -18,8 +18,8 @@ struct commands {
     size_t n;
 };
 
-extern const struct command command_serve, command_epp, command_select, command_indexer, command_publish, command_check, command_doctor, command_mock,
-    command_replay, command_replay_events, command_curve_key, command_hash, command_top, command_man, command_completion;
+extern const struct command command_serve, command_epp, command_select, command_indexer, command_publish, command_check, command_doctor,
+    command_mock, command_replay, command_replay_events, command_curve_key, command_hash, command_top, command_man, command_completion;
 
 /* NULL: there is none. */
 const struct command *commands_find(const struct commands *all, const char *name);

@@ -11,8 +11,9 @@
 #include "cli/log_options.h"
 
 static const struct command *const list[] = {
-    &command_serve, &command_epp, &command_indexer, &command_select,        &command_publish,   &command_check, &command_doctor, &command_top,
-    &command_mock,  &command_replay,  &command_replay_events, &command_curve_key, &command_hash,  &command_man,    &command_completion,
+    &command_serve,         &command_epp,       &command_indexer, &command_select, &command_publish,
+    &command_check,         &command_doctor,    &command_top,     &command_mock,   &command_replay,
+    &command_replay_events, &command_curve_key, &command_hash,    &command_man,    &command_completion,
 };
 static const struct commands all = {list, KVR_ARRAY_LEN(list)};
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Requests that come inside another protocol, and whose answers leave so: a connection of a server (http.h) without a socket. The handler of
- * the server meets it like any other, and answers it with the functions of http.h; limits of heads and bodies, and the budget for bodies,
- * are the server's. There is nobody to be slow here: nothing is queued, and kvr_http_write returns 0.
+ * Requests that come inside another protocol, and whose answers leave so: a connection of a server (http.h) without a socket. The handler
+ * of the server meets it like any other, and answers it with the functions of http.h; limits of heads and bodies, and the budget for
+ * bodies, are the server's. There is nobody to be slow here: nothing is queued, and kvr_http_write returns 0.
  *
- * Whoever hosts a request owns its connection, gives it the request piece by piece, and frees it when the client has gone or nothing is left
- * to be said. Threads: the server's loop.
+ * Whoever hosts a request owns its connection, gives it the request piece by piece, and frees it when the client has gone or nothing is
+ * left to be said. Threads: the server's loop.
  */
 #ifndef KVR_NET_HTTP_HOSTED_H
 #define KVR_NET_HTTP_HOSTED_H

@@ -159,10 +159,10 @@ struct kvr_http_room {
 
 struct kvr_http_server_config {
     const char *host; /* NULL: it takes no connections, only requests that are hosted (net/http/hosted.h) */
-    uint16_t port;   /* 0: any; kvr_http_server_port tells */
-    bool joins_port; /* another server of this process has it already; nobody else's port is ever joined */
-    int listener;    /* of another process that hands its port over: this socket listens, owned from a start on that succeeds; 0: none */
-    bool waits;      /* takes no connection before kvr_http_server_go */
+    uint16_t port;    /* 0: any; kvr_http_server_port tells */
+    bool joins_port;  /* another server of this process has it already; nobody else's port is ever joined */
+    int listener;     /* of another process that hands its port over: this socket listens, owned from a start on that succeeds; 0: none */
+    bool waits;       /* takes no connection before kvr_http_server_go */
     size_t body_max, connections_max;
     const char *body_option; /* which says body_max, for who is refused: "--max-body-size"; NULL: none. Static */
     double head_timeout_s, body_timeout_s, idle_timeout_s;

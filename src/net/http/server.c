@@ -396,32 +396,36 @@ static void turn_away(struct kvr_http_server *s, int fd)
     close(fd);
 }
 
-/* What its client has closed before it connected is known by now. */
+/* What its client has closed before it connected is known by now, unless the loop that has to see it is late. */
 static void on_second_look(uv_timer_t *timer)
 {
     struct kvr_http_server *s = timer->data;
+    uint64_t now = kvr__clock_ms();
     size_t n = s->late_n;
     s->late_n = 0;
     for (size_t i = 0; i < n; i++) {
         bool counted = kvr_addresses_enter(s->shared->addresses, s->late[i].address, 1) == 0;
         if (counted && has_room(s) && open_connection(s, s->late[i].fd, s->late[i].address)) continue;
         if (counted) kvr_addresses_leave(s->shared->addresses, s->late[i].address, 1);
-        turn_away(s, s->late[i].fd);
+        if (!counted && now < s->late[i].until_ms) s->late[s->late_n++] = s->late[i];
+        else turn_away(s, s->late[i].fd);
     }
+    if (s->late_n == 0) uv_timer_stop(timer);
 }
 
-/* Counts the one that was accepted. Returns: false: its address has as many as it may. It is looked at once more, or closed. */
+/* Counts the one that was accepted. Returns: false: its address has as many as it may. It is looked at again for a while, or closed. */
 static bool may_have_one_more(struct kvr_http_server *s, uint64_t *address)
 {
-    enum { SECOND_LOOK_MS = 20 };
+    enum { LOOK_MS = 20, PATIENCE_MS = 1000 };
     *address = address_at(s->accepted);
     if (kvr_addresses_enter(s->shared->addresses, *address, 1) == 0) return true;
     if (s->late_n == KVR__LATE_MAX) {
         turn_away(s, s->accepted);
     } else {
         s->late[s->late_n].fd = s->accepted;
+        s->late[s->late_n].until_ms = kvr__clock_ms() + PATIENCE_MS;
         s->late[s->late_n++].address = *address;
-        if (s->late_n == 1) uv_timer_start(&s->second_look, on_second_look, SECOND_LOOK_MS, 0);
+        if (s->late_n == 1) uv_timer_start(&s->second_look, on_second_look, LOOK_MS, LOOK_MS);
     }
     s->accepted = -1;
     return false;

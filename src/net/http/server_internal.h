@@ -22,7 +22,7 @@ struct kvr_http_server {
     uv_timer_t sweep, second_look;
     struct {
         int fd;
-        uint64_t address;
+        uint64_t address, until_ms;
     } late[KVR__LATE_MAX]; /* accepted while their address had as many as it may: what it closed before may not be known yet */
     size_t late_n;
     struct kvr_http_server_config config;

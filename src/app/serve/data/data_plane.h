@@ -43,9 +43,9 @@ struct data_plane *data_plane_create(struct process *p, const struct data_plane_
 int data_plane_observe(struct data_plane *d, char *err, size_t cap);
 /* Returns: 0, or UV_E...: a port cannot be had, that of *option (static). */
 int data_plane_open(struct data_plane *d, const struct data_ports *ports, const char **option);
-int data_plane_run(struct data_plane *d);                                  /* each loop on its thread. Returns: 0 or -1 */
-void data_plane_tick(struct data_plane *d);                                /* every 0.1 s */
-void data_plane_second(struct data_plane *d);                              /* every second */
+int data_plane_run(struct data_plane *d);     /* each loop on its thread. Returns: 0 or -1 */
+void data_plane_tick(struct data_plane *d);   /* every 0.1 s */
+void data_plane_second(struct data_plane *d); /* every second */
 void data_plane_metrics(struct data_plane *d, struct kvr_prom_page *out);
 bool data_plane_stop(struct data_plane *d); /* no loop runs any more. Returns: whether they have */
 /* Each loop's memory; nobody wakes one any more. Before workers and partitions go. */
@@ -62,7 +62,7 @@ bool data_plane_takes_connections(const struct data_plane *d); /* all loops do *
 void data_plane_take_none(struct data_plane *d);               /* new ones, when they are woken next */
 bool data_plane_answers(struct data_plane *d);                 /* has each loop looked around since this was asked last? */
 uint16_t data_plane_port(const struct data_plane *d);
-uint16_t data_plane_picker_port(const struct data_plane *d); /* 0: there is none */
+uint16_t data_plane_picker_port(const struct data_plane *d);                   /* 0: there is none */
 size_t data_plane_listeners(const struct data_plane *d, int *fds, size_t cap); /* how many */
 /* Since the start; sessions and responses: those that are bound now. */
 struct data_totals {

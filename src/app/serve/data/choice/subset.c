@@ -24,7 +24,8 @@ enum outcome subset_keep(struct request *r, const struct roster_row *row, struct
     uint64_t *kept = malloc((row->servers_n + 1) * sizeof *kept);
     if (!kept) return request_refuse(r, 503, "out of memory");
     for (size_t i = 0; i < row->servers_n; i++)
-        if (is_allowed(rq, row->servers[i].id) && by->may_use(r->carrier_ctx, &row->servers[i].worker->endpoint)) kept[n++] = row->servers[i].id;
+        if (is_allowed(rq, row->servers[i].id) && by->may_use(r->carrier_ctx, &row->servers[i].worker->endpoint))
+            kept[n++] = row->servers[i].id;
     free(*ids);
     *ids = kept;
     rq->allowed = kept;

@@ -22,8 +22,8 @@ struct call {
 };
 
 /* Each: NULL without memory. */
-struct call *pick_new(struct picker *p, struct kvr_grpc_stream *s);          /* ExternalProcessor/Process: pick.c */
-struct call *health_check_new(struct picker *p, struct kvr_grpc_stream *s);  /* Health/Check: health.c */
-struct call *health_watch_new(struct picker *p, struct kvr_grpc_stream *s);  /* Health/Watch */
+struct call *pick_new(struct picker *p, struct kvr_grpc_stream *s);         /* ExternalProcessor/Process: pick.c */
+struct call *health_check_new(struct picker *p, struct kvr_grpc_stream *s); /* Health/Check: health.c */
+struct call *health_watch_new(struct picker *p, struct kvr_grpc_stream *s); /* Health/Watch */
 
 #endif

@@ -18,7 +18,8 @@
  * response has begun (FULL_DUPLEX_STREAMED for requests, NONE for responses) nobody tells the end: the booking ends by
  * --ext-proc-unseen-secs.
  *
- * Whatever happens, the stream ends once (call.h), and the request ends with it, or before it, or after that time: each booking is freed once.
+ * Whatever happens, the stream ends once (call.h), and the request ends with it, or before it, or after that time: each booking is freed
+ * once.
  */
 #ifndef KVR_SERVE_PICK_H
 #define KVR_SERVE_PICK_H

@@ -51,7 +51,7 @@ void pick_say_body(struct pick *p, enum kvr_ext_proc_kind kind, const char *data
 void pick_say_trailers(struct pick *p, enum kvr_ext_proc_kind kind)
 {
     struct kvr_buf b = {0};
-    kvr_ext_proc_put_trailers(&b, kind);
+    kvr_ext_proc_put_answer(&b, kind, NULL);
     pick_say(p, &b);
 }
 
@@ -91,7 +91,8 @@ static void add_lines(struct headers *h, struct kvr_buf *lines, const char *but)
         struct kvr_ext_proc_text name = {at, (size_t)(colon - at)};
         const char *value = colon + 1;
         while (value < stop && *value == ' ') value++;
-        if (!but || name.len != strlen(but) || memcmp(name.ptr, but, name.len)) add(h, name, (struct kvr_ext_proc_text){value, (size_t)(stop - value)});
+        if (!but || name.len != strlen(but) || memcmp(name.ptr, but, name.len))
+            add(h, name, (struct kvr_ext_proc_text){value, (size_t)(stop - value)});
         at = stop + 2;
     }
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The endpoint picker: the port on which a gateway (Envoy) asks which worker a request goes to, by external processing, and carries it there
- * itself (spec: Envoy's ext_proc v3 and the Endpoint Picker Protocol 1.0 of the Gateway API Inference Extension). Each data loop has one.
+ * The endpoint picker: the port on which a gateway (Envoy) asks which worker a request goes to, by external processing, and carries it
+ * there itself (spec: Envoy's ext_proc v3 and the Endpoint Picker Protocol 1.0 of the Gateway API Inference Extension). Each data loop has
+ * one.
  *
  *     gateway --gRPC--> picker.c --> pick.c: the request, as if it had come by the data port
  *                          |             \--> request/: the same phases --> carrier.h: the decision --> the gateway
@@ -28,8 +29,8 @@ struct picker {
     uv_timer_t look; /* whether what is watched has changed */
 };
 
-/* Opens the ports of --ext-proc-port. `port`: of the loops before, which this one joins; 0: it is the first. Returns: 0 or UV_E..., with the
- * option whose port it is. */
+/* Opens the ports of --ext-proc-port. `port`: of the loops before, which this one joins; 0: it is the first. Returns: 0 or UV_E..., with
+ * the option whose port it is. */
 int picker_open(struct loop *l, uint16_t port, const char **option);
 uint16_t picker_port(const struct picker *p);
 /* No new calls; those that run go on. */

@@ -8,7 +8,8 @@
 struct carrier;
 
 void data_port_on_request(struct kvr_http_conn *c, void *ctx);
-/* The same of one that a gateway carries: any path goes to a worker. `whole`: its body is there, or it has none; else it is chosen by load. */
+/* The same of one that a gateway carries: any path goes to a worker. `whole`: its body is there, or it has none; else it is chosen by load.
+ */
 void data_port_on_carried(struct kvr_http_conn *c, struct loop *l, const struct carrier *carrier, void *ctx, bool whole);
 void data_port_on_gone(struct kvr_http_conn *c, void *ctx);
 void data_port_body_room(struct kvr_http_conn *c, void *ctx, struct kvr_http_room *room);

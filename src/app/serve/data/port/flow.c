@@ -218,7 +218,8 @@ static enum outcome wait_or_refuse(struct request *r)
 
 static bool may_try_again(const struct request *r)
 {
-    return !r->carrier && r->tries <= (unsigned)model_option(&r->options, MODEL_MAX_RETRIES, (double)data_of(r)->o->max_retries) && r->tries < TRIES_MAX;
+    return !r->carrier && r->tries <= (unsigned)model_option(&r->options, MODEL_MAX_RETRIES, (double)data_of(r)->o->max_retries) &&
+           r->tries < TRIES_MAX;
 }
 
 /* A prefill worker has failed: another one, else the whole request goes to one worker. */

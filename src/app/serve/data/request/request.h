@@ -219,7 +219,7 @@ struct parked {
 
 struct request {
     struct loop *loop;
-    struct kvr_http_conn *conn; /* NULL: it is answered, or its client has left */
+    struct kvr_http_conn *conn;    /* NULL: it is answered, or its client has left */
     const struct carrier *carrier; /* carrier.h; NULL: the router takes it to its worker */
     void *carrier_ctx;
     void (*step)(struct request *r, enum outcome o);
