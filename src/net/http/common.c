@@ -102,6 +102,11 @@ int kvr__headers_value(struct kvr_headers *h, const char *at, size_t len)
     return h->text.failed ? -1 : 0;
 }
 
+int kvr_headers_add(struct kvr_headers *h, struct kvr_text name, struct kvr_text value)
+{
+    return kvr__headers_name(h, name.ptr, name.len) || kvr__headers_value(h, value.ptr, value.len) ? -1 : 0;
+}
+
 /* The next element of a comma-separated list, without space around it; empty ones are passed over. false: no more. */
 static bool list_next(struct kvr_text *list, struct kvr_text *out)
 {
