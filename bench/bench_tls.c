@@ -35,7 +35,7 @@ int main(void)
     snprintf(cert, sizeof cert, "%s/cert.pem", dir);
     snprintf(key, sizeof key, "%s/key.pem", dir);
     KVR_ASSERT(make_certificate(cert, key));
-    struct kvr_tls_ctx *ctx = kvr_tls_ctx_new(&(struct kvr_tls_files){cert, key, NULL}, err, sizeof err);
+    struct kvr_tls_ctx *ctx = kvr_tls_ctx_new(&(struct kvr_tls_files){.cert = cert, .key = key}, err, sizeof err);
     const struct kvr_tls_peer *peer = kvr_tls_peer_get(&(struct kvr_tls_peer_config){.ca = cert}, err, sizeof err);
     KVR_ASSERT(ctx && peer);
     kvr_tls_peer_hold(peer);

@@ -17,7 +17,7 @@ struct rig {
 static struct kvr_tls_ctx *server(const char *cert, const char *key)
 {
     char err[256];
-    struct kvr_tls_ctx *ctx = kvr_tls_ctx_new(&(struct kvr_tls_files){cert, key, NULL}, err, sizeof err);
+    struct kvr_tls_ctx *ctx = kvr_tls_ctx_new(&(struct kvr_tls_files){.cert = cert, .key = key}, err, sizeof err);
     if (!ctx) fail_msg("%s", err);
     return ctx;
 }

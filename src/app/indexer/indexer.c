@@ -107,7 +107,8 @@ static int read_certificate(struct indexer *x)
         return 1;
     }
     if (!x->o->tls_cert) return 0;
-    x->tls = kvr_tls_ctx_new(&(struct kvr_tls_files){x->o->tls_cert, x->o->tls_key, x->o->tls_client_ca}, err, sizeof err);
+    x->tls = kvr_tls_ctx_new(&(struct kvr_tls_files){.cert = x->o->tls_cert, .key = x->o->tls_key, .client_ca = x->o->tls_client_ca}, err,
+                             sizeof err);
     if (!x->tls) kvr_log_error("kvroute indexer: --tls-cert, --tls-key, --tls-client-ca: %s; allowed: PEM files that belong together", err);
     return x->tls ? 0 : 1;
 }

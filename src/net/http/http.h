@@ -56,7 +56,7 @@ struct kvr_text {
 struct kvr_text kvr_headers_get(const struct kvr_headers *h, const char *name);
 struct kvr_text kvr_headers_name(const struct kvr_headers *h, size_t i);
 struct kvr_text kvr_headers_value(const struct kvr_headers *h, size_t i);
-/* Copies both. Returns: 0, or -1: over a limit or, with h->text.failed, no memory. */
+/* One more, copied. Returns: 0, or -1 over a limit or, with h->text.failed, without memory. */
 int kvr_headers_add(struct kvr_headers *h, struct kvr_text name, struct kvr_text value);
 void kvr_headers_free(struct kvr_headers *h);
 bool kvr_text_is(struct kvr_text t, const char *s); /* exact */

@@ -15,6 +15,7 @@
  * whoever has gone answers that with a reset (http/answer.c).
  */
 #include "net/http/addresses.h"
+#include "net/http/listen.h"
 #include "net/http/server_internal.h"
 
 #include <errno.h>
@@ -34,7 +35,6 @@ enum {
     LOOKED_AT = 4096,  /* connections, when one must give way */
     RESET_MS = 100,    /* for the reset of a client that has gone to come, before it is looked for again */
     ACCEPTED_MAX = 64, /* in one turn of the loop */
-    BACKLOG = 1024,
     SWEEP_MS = 1000,
     DRAIN_MS = 20,       /* between sweeps while draining */
     DESCRIPTORS_KEPT = 8 /* for files, health checks, ... */
@@ -514,40 +514,15 @@ static void on_server_handle_closed(uv_handle_t *h)
     server_maybe_free(s);
 }
 
-/*
- * Binds so that nobody shares the port unawares. The first server of a process binds without SO_REUSEPORT, which fails if anybody has the
- * port, even with it; and sets it before it listens, so that the process's other loops may join. Linux looks at both sockets' flags at
- * each bind (socket(7)), and puts a socket that has it into the group at listen. So one that waits beside sockets of another process
- * does not listen: the kernel would give it connections that nobody may ever take.
- */
-static int bind_port(const struct kvr_http_server *s)
-{
-    struct sockaddr_storage a = {0};
-    const struct kvr_http_server_config *c = &s->config;
-    int on = 1;
-    if (uv_ip4_addr(c->host, c->port, (struct sockaddr_in *)&a) && uv_ip6_addr(c->host, c->port, (struct sockaddr_in6 *)&a))
-        return UV_EINVAL;
-    socklen_t len = a.ss_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
-    int fd = socket(a.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (fd < 0) return uv_translate_sys_error(errno);
-    if (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) ||
-        (c->joins_port && setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof on)) || bind(fd, (struct sockaddr *)&a, len) ||
-        setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof on) || (!c->waits && listen(fd, BACKLOG))) {
-        int rc = uv_translate_sys_error(errno);
-        close(fd);
-        return rc;
-    }
-    return fd;
-}
-
 /* Returns: 0 or a libuv error. */
 static int listen_on(struct kvr_http_server *s)
 {
-    int fd = s->config.listener ? s->config.listener : bind_port(s);
+    const struct kvr_http_server_config *c = &s->config;
+    int fd = c->listener ? c->listener : kvr_listen_open(c->host, c->port, c->joins_port, !c->waits);
     if (fd < 0) return fd;
     int rc = uv_poll_init_socket(s->loop, &s->listener, fd);
     if (rc) {
-        if (!s->config.listener) close(fd);
+        if (!c->listener) close(fd);
         return rc;
     }
     s->fd = fd;
@@ -601,9 +576,7 @@ int kvr_http_server_start(uv_loop_t *loop, const struct kvr_http_server_config *
 
 uint16_t kvr_http_server_port(const struct kvr_http_server *s)
 {
-    struct sockaddr_in a = {0}; /* its port is where the one of IPv6 is */
-    socklen_t len = sizeof a;
-    return s->fd < 0 || getsockname(s->fd, (struct sockaddr *)&a, &len) ? 0 : ntohs(a.sin_port);
+    return kvr_listen_port(s->fd);
 }
 
 int kvr_http_server_listener(const struct kvr_http_server *s)
@@ -631,7 +604,7 @@ void kvr_http_server_go(struct kvr_http_server *s)
     s->waits = false;
     /* The port is this process's: nothing is left to fail but memory, and then others of it listen. One that came listens as it was told.
      */
-    if (!s->config.listener) (void)listen(s->fd, BACKLOG);
+    if (!s->config.listener) (void)listen(s->fd, KVR_LISTEN_BACKLOG);
     set_listening(s, true);
 }
 
@@ -644,7 +617,8 @@ void kvr_http_server_deaf(struct kvr_http_server *s, bool handed_over)
 {
     bool blocked = false;
     if (s->deaf) return;
-    for (int i = 0; !handed_over && i < BACKLOG && take_connection(s, &blocked); i++) continue; /* what is not taken now is reset */
+    for (int i = 0; !handed_over && i < KVR_LISTEN_BACKLOG && take_connection(s, &blocked); i++)
+        continue; /* what is not taken now is reset */
     s->deaf = true;
     stop_listening(s);
 }

@@ -16,7 +16,8 @@
 #include "base/lock.h"
 
 struct kvr_tls_ctx {
-    char *cert_file, *key_file, *ca_file;
+    char *cert_file, *key_file, *ca_file; /* NULL: the certificate was made; no client needs one */
+    bool h2;
     struct kvr_lock lock; /* ssl */
     SSL_CTX *ssl;
 };
@@ -69,14 +70,15 @@ static bool use_pair(SSL_CTX *c, const char *cert_file, const char *key_file, ch
     return false;
 }
 
-/* A client that has ALPN must speak HTTP/1.1 (RFC 7301, 3.2): bytes for another protocol are not to be taken for a request. */
+static const unsigned char http1[] = "\x08http/1.1", http2[] = "\x02h2";
+
+/* A client that has ALPN must speak ours (RFC 7301, 3.2): bytes for another protocol are not to be taken for a request. */
 static int choose_protocol(SSL *ssl, const unsigned char **out, unsigned char *out_len, const unsigned char *in, unsigned in_len, void *arg)
 {
-    static const unsigned char ours[] = "\x08http/1.1";
+    const unsigned char *ours = arg;
     (void)ssl;
-    (void)arg;
     unsigned char *chosen;
-    if (SSL_select_next_proto(&chosen, out_len, ours, sizeof ours - 1, in, in_len) != OPENSSL_NPN_NEGOTIATED)
+    if (SSL_select_next_proto(&chosen, out_len, ours, ours[0] + 1U, in, in_len) != OPENSSL_NPN_NEGOTIATED)
         return SSL_TLSEXT_ERR_ALERT_FATAL;
     *out = chosen;
     return SSL_TLSEXT_ERR_OK;
@@ -102,7 +104,26 @@ static bool ask_clients(SSL_CTX *c, const char *ca_file, char *err, size_t cap)
     return true;
 }
 
-static SSL_CTX *server_ctx(const char *cert_file, const char *key_file, const char *ca_file, char *err, size_t cap)
+/* A key of P-256 and a certificate of its own, which nobody knows before: it keeps a connection from those who only listen. */
+static bool make_pair(SSL_CTX *c, char *err, size_t cap)
+{
+    enum { VERSION_3 = 2, DAYS = 3650 };
+    EVP_PKEY *key = EVP_EC_gen("P-256");
+    X509 *cert = X509_new();
+    X509_NAME *name = cert ? X509_get_subject_name(cert) : NULL;
+    uint64_t serial = kvr_secret() >> 1;
+    bool ok = key && name && X509_set_version(cert, VERSION_3) == 1 && ASN1_INTEGER_set_uint64(X509_get_serialNumber(cert), serial) == 1 &&
+              X509_gmtime_adj(X509_getm_notBefore(cert), -86400) && X509_time_adj_ex(X509_getm_notAfter(cert), DAYS, 0, NULL) &&
+              X509_NAME_add_entry_by_txt(name, "CN", MBSTRING_ASC, (const unsigned char *)"kvroute", -1, -1, 0) == 1 &&
+              X509_set_issuer_name(cert, name) == 1 && X509_set_pubkey(cert, key) == 1 && X509_sign(cert, key, EVP_sha256()) > 0 &&
+              SSL_CTX_use_certificate(c, cert) == 1 && SSL_CTX_use_PrivateKey(c, key) == 1;
+    if (!ok) why(err, cap, "cannot make a certificate for", "kvroute");
+    X509_free(cert);
+    EVP_PKEY_free(key);
+    return ok;
+}
+
+static SSL_CTX *server_ctx(const struct kvr_tls_ctx *t, char *err, size_t cap)
 {
     SSL_CTX *c = SSL_CTX_new(TLS_server_method());
     if (!c) {
@@ -110,10 +131,17 @@ static SSL_CTX *server_ctx(const char *cert_file, const char *key_file, const ch
         return NULL;
     }
     set_rules(c);
-    SSL_CTX_set_alpn_select_cb(c, choose_protocol, NULL);
-    if (use_pair(c, cert_file, key_file, err, cap) && ask_clients(c, ca_file, err, cap)) return c;
+    SSL_CTX_set_alpn_select_cb(c, choose_protocol, (void *)(uintptr_t)(t->h2 ? http2 : http1));
+    bool has_pair = t->cert_file ? use_pair(c, t->cert_file, t->key_file, err, cap) : make_pair(c, err, cap);
+    if (has_pair && ask_clients(c, t->ca_file, err, cap)) return c;
     SSL_CTX_free(c);
     return NULL;
+}
+
+static bool copy_text(const char *from, char **to)
+{
+    *to = from ? strdup(from) : NULL;
+    return *to || !from;
 }
 
 struct kvr_tls_ctx *kvr_tls_ctx_new(const struct kvr_tls_files *f, char *err, size_t cap)
@@ -122,10 +150,9 @@ struct kvr_tls_ctx *kvr_tls_ctx_new(const struct kvr_tls_files *f, char *err, si
     snprintf(err, cap, "out of memory");
     if (!c) return NULL;
     kvr_lock_init(&c->lock, KVR_LOCK_TLS);
-    c->cert_file = strdup(f->cert);
-    c->key_file = strdup(f->key);
-    c->ca_file = f->client_ca ? strdup(f->client_ca) : NULL;
-    if (c->cert_file && c->key_file && (c->ca_file || !f->client_ca)) c->ssl = server_ctx(c->cert_file, c->key_file, c->ca_file, err, cap);
+    c->h2 = f->h2;
+    if (copy_text(f->cert, &c->cert_file) && copy_text(f->key, &c->key_file) && copy_text(f->client_ca, &c->ca_file))
+        c->ssl = server_ctx(c, err, cap);
     if (c->ssl) return c;
     kvr_tls_ctx_free(c);
     return NULL;
@@ -133,7 +160,8 @@ struct kvr_tls_ctx *kvr_tls_ctx_new(const struct kvr_tls_files *f, char *err, si
 
 int kvr_tls_ctx_reload(struct kvr_tls_ctx *c, char *err, size_t cap)
 {
-    SSL_CTX *fresh = server_ctx(c->cert_file, c->key_file, c->ca_file, err, cap), *old;
+    if (!c->cert_file) return 0; /* a new one would be no better */
+    SSL_CTX *fresh = server_ctx(c, err, cap), *old;
     if (!fresh) return -1;
     kvr_lock(&c->lock);
     old = c->ssl;
@@ -300,12 +328,6 @@ static SSL_CTX *client_ctx(const struct kvr_tls_peer *p, char *err, size_t cap)
     }
     SSL_CTX_free(c);
     return NULL;
-}
-
-static bool copy_text(const char *from, char **to)
-{
-    *to = from ? strdup(from) : NULL;
-    return *to || !from;
 }
 
 static void peer_clear(struct kvr_tls_peer *p)
@@ -514,7 +536,6 @@ static bool remember_whom(struct kvr_tls *t, struct kvr_tls_peer *peer, const ch
 
 struct kvr_tls *kvr_tls_connect(const struct kvr_tls_peer *to, const char *host, uint16_t port, bool is_numeric)
 {
-    static const unsigned char protocols[] = "\x08http/1.1";
     struct kvr_tls_peer *peer = to ? own(to) : &peers.common;
     char unused[320];
     kvr_lock(&peers.lock);
@@ -524,7 +545,7 @@ struct kvr_tls *kvr_tls_connect(const struct kvr_tls_peer *to, const char *host,
               (peer->name ? expect_name(t->ssl, peer->name, false) : expect_name(t->ssl, host, is_numeric));
     if (ok) resume_locked(t);
     kvr_unlock(&peers.lock);
-    if (ok && SSL_set_alpn_protos(t->ssl, protocols, sizeof protocols - 1) == 0) {
+    if (ok && SSL_set_alpn_protos(t->ssl, http1, sizeof http1 - 1) == 0) {
         SSL_set_connect_state(t->ssl);
         return t;
     }
@@ -570,6 +591,14 @@ bool kvr_tls_is_resumed(const struct kvr_tls *t)
 bool kvr_tls_is_up(const struct kvr_tls *t)
 {
     return SSL_is_init_finished(t->ssl);
+}
+
+bool kvr_tls_has_alpn(const struct kvr_tls *t)
+{
+    const unsigned char *chosen;
+    unsigned len;
+    SSL_get0_alpn_selected(t->ssl, &chosen, &len);
+    return len > 0;
 }
 
 bool kvr_tls_feed(struct kvr_tls *t, const char *data, size_t len)

@@ -12,10 +12,11 @@
 struct kvr_tls_ctx;
 struct kvr_tls;
 
-/* What a port that speaks TLS has: PEM files. Of ALPN it speaks http/1.1, and refuses who offers only others. */
+/* What a port that speaks TLS has: PEM files. Of ALPN it speaks one protocol, and refuses who offers only others. */
 struct kvr_tls_files {
-    const char *cert, *key;
-    const char *client_ca; /* clients must have a certificate of one of these; NULL: they need none */
+    const char *cert, *key; /* both NULL: a key and a certificate that is its own are made, for clients that do not check it */
+    const char *client_ca;  /* clients must have a certificate of one of these; NULL: they need none */
+    bool h2;                /* the protocol is h2; else http/1.1 */
 };
 
 /* The texts are copied. NULL with the reason in err, which names the file. */
@@ -69,7 +70,8 @@ bool kvr_tls_was_closed(const struct kvr_tls *t); /* the other side has said goo
 
 struct kvr_tls *kvr_tls_new(struct kvr_tls_ctx *ctx); /* the server's side; NULL: no memory */
 void kvr_tls_free(struct kvr_tls *t);
-bool kvr_tls_is_up(const struct kvr_tls *t); /* the handshake is over */
+bool kvr_tls_is_up(const struct kvr_tls *t);    /* the handshake is over */
+bool kvr_tls_has_alpn(const struct kvr_tls *t); /* and the client has asked for the protocol: who does not use ALPN asks for none */
 
 /* Bytes from the wire. false: no memory. */
 bool kvr_tls_feed(struct kvr_tls *t, const char *data, size_t len);
