@@ -94,6 +94,7 @@ static void check_tls(struct serve_checker *c, const struct serve_options *o)
         const char *prefix, *cert, *key, *ca;
     } pairs[] = {{"", o->tls_cert, o->tls_key, o->tls_client_ca},
                  {admin, o->admin_tls_cert, o->admin_tls_key, o->admin_tls_client_ca},
+                 {"ext-proc-", o->ext_proc_tls_cert, o->ext_proc_tls_key, o->ext_proc_tls_client_ca},
                  {"outgoing-", o->outgoing_tls_cert, o->outgoing_tls_key, NULL}};
     for (size_t i = 0; i < KVR_ARRAY_LEN(pairs); i++) {
         char keys[96], text[256];

@@ -51,7 +51,8 @@ struct serve_options {
         max_prompt_text, max_bodies_bytes, seed, index_max_bytes;
     uint64_t max_connections, max_tree_size;
     uint64_t ext_proc_port, ext_proc_health_port, ext_proc_memory; /* port 0: none */
-    int ext_proc_watch;                                            /* as-configured|auto */
+    int ext_proc_watch, ext_proc_tls;                              /* as-configured|auto, off|auto */
+    char *ext_proc_tls_cert, *ext_proc_tls_key, *ext_proc_tls_client_ca;
     double ext_proc_connection_age, ext_proc_unseen_secs;
     int mode, tokenizer;                        /* enum kvr_router_mode, enum serve_tokenizer */
     int cost, queue_policy, prefill_load_model; /* enum kvr_cost_kind, enum kvr_queue_policy, none|fitted */

@@ -28,6 +28,7 @@ void config_destroy(struct config *c)
     kvr_lock_destroy(&c->models_lock);
     kvr_tls_ctx_free(c->tls);
     kvr_tls_ctx_free(c->admin_tls);
+    kvr_tls_ctx_free(c->picker_tls);
     free(c->profiles_read);
     free(c);
 }
@@ -53,6 +54,11 @@ struct reloads *config_reloads(struct config *c)
 struct kvr_tls_ctx *config_tls(const struct config *c)
 {
     return c->tls;
+}
+
+struct kvr_tls_ctx *config_picker_tls(const struct config *c)
+{
+    return c->picker_tls;
 }
 
 struct kvr_tls_ctx *config_admin_tls(const struct config *c)

@@ -21,5 +21,6 @@ struct reloads *config_reloads(struct config *c);
 /* Of the data port, of the admin port, once port_tls_open has read them; NULL: plain. */
 struct kvr_tls_ctx *config_tls(const struct config *c);
 struct kvr_tls_ctx *config_admin_tls(const struct config *c);
+struct kvr_tls_ctx *config_picker_tls(const struct config *c);
 
 #endif

@@ -18,14 +18,21 @@ struct port_tls {
     struct kvr_tls_files files;
 };
 
-static size_t ports_of(struct config *config, struct port_tls out[2])
+enum { PORTS = 3 };
+
+static size_t ports_of(struct config *config, struct port_tls out[PORTS])
 {
     const struct serve_options *o = config->o;
+    const char *admin = o->select_only ? "--" : "--admin-";
     size_t n = 0;
-    if (o->tls_cert && o->tls_key) out[n++] = (struct port_tls){"data", "--", &config->tls, {o->tls_cert, o->tls_key, o->tls_client_ca}};
+    if (o->tls_cert && o->tls_key)
+        out[n++] = (struct port_tls){"data", "--", &config->tls, {o->tls_cert, o->tls_key, o->tls_client_ca, false}};
     if (o->admin_tls_cert && o->admin_tls_key)
+        out[n++] =
+            (struct port_tls){"admin", admin, &config->admin_tls, {o->admin_tls_cert, o->admin_tls_key, o->admin_tls_client_ca, false}};
+    if (o->ext_proc_port && o->ext_proc_tls) /* without files it has a certificate that is made here */
         out[n++] = (struct port_tls){
-            "admin", o->select_only ? "--" : "--admin-", &config->admin_tls, {o->admin_tls_cert, o->admin_tls_key, o->admin_tls_client_ca}};
+            "ext_proc", "--ext-proc-", &config->picker_tls, {o->ext_proc_tls_cert, o->ext_proc_tls_key, o->ext_proc_tls_client_ca, true}};
     return n;
 }
 
@@ -44,6 +51,7 @@ static int read_trust(struct config *config, char *err, size_t cap)
 
 static void warn_of_end(const struct config *config, const struct port_tls *d)
 {
+    if (!d->files.cert) return;
     int64_t left = kvr_tls_ctx_expires(*d->tls) - (int64_t)time(NULL);
     const char *name = config->o->select_only ? "select" : "serve";
     if (left <= 0) kvr_log_warning("kvroute %s: the certificate of the %s port (%s) has ended", name, d->port, d->files.cert);
@@ -75,7 +83,7 @@ static int open_port_tls(struct config *config, const struct port_tls *d, char *
 
 int port_tls_open(struct config *config, char *err, size_t cap)
 {
-    struct port_tls doors[2];
+    struct port_tls doors[PORTS];
     size_t n = ports_of(config, doors);
     if (open_trust(config, err, cap)) return -1;
     for (size_t i = 0; i < n; i++)
@@ -85,7 +93,7 @@ int port_tls_open(struct config *config, char *err, size_t cap)
 
 void port_tls_check(struct config *config, void (*wrong)(void *arg, const char *key, const char *text), void *arg)
 {
-    struct port_tls doors[2];
+    struct port_tls doors[PORTS];
     char err[1024], key[32];
     size_t n = ports_of(config, doors);
     if (open_trust(config, err, sizeof err)) wrong(arg, config->o->tls_ca ? "tls-ca" : "outgoing-tls-cert", err);
@@ -104,14 +112,14 @@ static void add_reason(char *err, size_t cap, const char *option, const char *wh
 
 int port_tls_reload(struct config *config, char *err, size_t cap)
 {
-    struct port_tls doors[2];
+    struct port_tls doors[PORTS];
     char why[400], option[40];
     size_t n = ports_of(config, doors);
     err[0] = 0;
     if (wants_trust(config->o) && read_trust(config, why, sizeof why)) add_reason(err, cap, "--tls-ca, --outgoing-tls-cert", why);
     if (kvr_tls_peers_reload(why, sizeof why)) add_reason(err, cap, "TLS files of a worker", why);
     for (size_t i = 0; i < n; i++) {
-        if (kvr_tls_ctx_reload(*doors[i].tls, why, sizeof why) == 0) {
+        if (!doors[i].files.cert || kvr_tls_ctx_reload(*doors[i].tls, why, sizeof why) == 0) {
             warn_of_end(config, &doors[i]);
             continue;
         }
@@ -124,7 +132,7 @@ int port_tls_reload(struct config *config, char *err, size_t cap)
 
 void port_tls_tick(struct config *config)
 {
-    struct port_tls doors[2];
+    struct port_tls doors[PORTS];
     if (now_ms() < config->port_tls_due_ms) return;
     bool first = config->port_tls_due_ms == 0;
     config->port_tls_due_ms = now_ms() + LOOK_EVERY_MS;
@@ -134,7 +142,7 @@ void port_tls_tick(struct config *config)
 
 void port_tls_metrics(struct config *config, struct kvr_prom_page *out)
 {
-    struct port_tls doors[2];
+    struct port_tls doors[PORTS];
     size_t n = ports_of(config, doors);
     kvr_prom_family(out, "kvroute_", "tls_certificate_expiry_timestamp_seconds", "gauge", "When the certificate of a port ends");
     for (size_t i = 0; i < n; i++)

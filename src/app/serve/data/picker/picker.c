@@ -2,8 +2,7 @@
 /* The picker's ports: data/picker/picker.h. */
 #include "app/serve/data/picker/picker.h"
 
-#include <string.h>
-
+#include "app/serve/config/config.h"
 #include "app/serve/data/picker/call.h"
 #include "app/serve/data/picker/pick.h"
 #include "app/serve/data/state/room.h"
@@ -78,6 +77,7 @@ static struct kvr_grpc_server_config config_of(struct picker *p, uint16_t port, 
                                            .handshake_timeout_s = HANDSHAKE_S,
                                            .write_timeout_s = d->o->client_write_timeout,
                                            .connection_age_s = d->o->ext_proc_connection_age,
+                                           .tls = config_picker_tls(d->config),
                                            .shared = &d->grpc,
                                            .handler = {on_open, on_message, on_half_closed, on_gone, p}};
 }
