@@ -81,6 +81,31 @@ def processing(**modes):
     return lambda conf: asking(conf)["processing_mode"].update(modes)
 
 
+HTTP = "type.googleapis.com/envoy.extensions.filters.http"
+SUBSET = "x-gateway-destination-endpoint-subset"
+
+
+def before_asking(name, **config):
+    """An edit: another filter in front of the picker's."""
+    def edit(conf):
+        filters = manager(conf)["http_filters"]
+        at_picker = next(i for i, f in enumerate(filters) if f["name"] == "envoy.filters.http.ext_proc")
+        filters.insert(at_picker, {"name": name, "typed_config": config})
+    return edit
+
+
+def subset_of_header(conf):
+    """An edit: a request's x-subset is the text that a gateway tells the picker of the endpoints it may name."""
+    before_asking("subset", **{"@type": f"{HTTP}.header_to_metadata.v3.Config", "request_rules": [
+        {"header": "x-subset", "on_header_present": {"metadata_namespace": "envoy.lb.subset_hint", "key": SUBSET, "type": "STRING"}, "remove": True}]})(conf)
+
+
+def subset_list(endpoints):
+    """An edit: the same as a list, the same one for each request."""
+    return before_asking("subset", **{"@type": f"{HTTP}.set_metadata.v3.Config", "metadata": [
+        {"metadata_namespace": "envoy.lb.subset_hint", "value": {SUBSET: endpoints}, "allow_overwrite": True}]})
+
+
 # ---- processes --------------------------------------------------------------------------------------------------------------
 
 
@@ -134,8 +159,8 @@ class Envoy:
     def ask(self, body, headers=None, path="/v1/completions", method="POST", **kw):
         return call(self.port, method, path, body, headers, **kw)
 
-    def complete(self, prompt, max_tokens=2, headers=None, **body):
-        return self.ask({"prompt": prompt, "max_tokens": max_tokens, **body}, headers)
+    def complete(self, prompt, max_tokens=2, headers=None, timeout=60, **body):
+        return self.ask({"prompt": prompt, "max_tokens": max_tokens, **body}, headers, timeout=timeout)
 
     def stop(self):
         if self.p.poll() is None:
