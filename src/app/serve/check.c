@@ -177,7 +177,7 @@ static void tell(const struct rooms *r, const struct serve_check_ear *ear)
     const struct serve_options *o = r->process.o;
     size_t pools = partitions_of(r);
     char what[512];
-    snprintf(what, sizeof what, "%s%s", o->config ? o->config : o->select_only ? "select" : "serve", o->config ? ": config" : "");
+    snprintf(what, sizeof what, "%s%s", o->config ? o->config : serve_command(o), o->config ? ": config" : "");
     if (o->select_only) {
         fact(ear, "%s: %s on %s:%llu, mode %s", what, config_admin_tls(r->config) ? "https" : "http", o->admin_host,
              (unsigned long long)o->admin_port, router_mode_name(o->mode));

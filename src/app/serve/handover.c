@@ -26,7 +26,7 @@ enum {
 
 static const char *name(const struct handover *h)
 {
-    return h->process->o->select_only ? "kvroute select" : "kvroute serve";
+    return serve_program(h->process->o);
 }
 
 /* ---- taking ------------------------------------------------------------------------------------------- */

@@ -44,11 +44,6 @@ struct serve {
     uv_timer_t second, poll;
 };
 
-static const char *program(const struct serve_options *o)
-{
-    return o->select_only ? "select" : o->picks_only ? "epp" : "serve";
-}
-
 /* ---- main loop --------------------------------------------------------------------------------------- */
 
 /* This process is the service: not before it has taken the ports over, nor after it has given them away. */
@@ -163,7 +158,7 @@ static void watch(struct serve *s)
 {
     struct rooms *r = &s->rooms;
     uv_loop_t *loop = &r->process.main_loop;
-    struct kvr_ending_config c = {.program = s->o->select_only ? "kvroute select" : "kvroute serve",
+    struct kvr_ending_config c = {.program = serve_program(s->o),
                                   .lame_duck_s = s->o->lame_duck_time,
                                   .drain_s = s->o->drain_timeout,
                                   .enter = on_phase,
@@ -280,7 +275,7 @@ static int connect_nats(struct rooms *r, char *err, size_t cap)
     if (remote_parse(r->peers, err, cap)) return -1;
     if (o->plane.plane == KVR_PLANE_ZMQ && !remote_needs_nats(r->peers) && !replicas_over_nats(o) && o->discovery != DISCOVERY_NATS)
         return 0;
-    return kvr_plane_connect(&o->plane, o->select_only ? "kvroute select" : "kvroute serve", &r->process.nats, err, cap);
+    return kvr_plane_connect(&o->plane, serve_program(o), &r->process.nats, err, cap);
 }
 
 /* Reads what is configured. */
@@ -308,7 +303,7 @@ static int run(struct serve *s)
     struct rooms *r = &s->rooms;
     char err[2048];
     if (read_all(s, err, sizeof err) || start_rooms(s, err, sizeof err)) {
-        if (*err) kvr_log_error("kvroute %s: %s", program(s->o), err);
+        if (*err) kvr_log_error("kvroute %s: %s", serve_command(s->o), err);
         return 1;
     }
     watch(s);
@@ -354,7 +349,7 @@ int serve_main(const struct serve_options *o)
 {
     struct serve *s = calloc(1, sizeof *s);
     if (!s || !rooms_create(&s->rooms, o)) {
-        kvr_log_error("kvroute %s: out of memory", program(o));
+        kvr_log_error("kvroute %s: out of memory", serve_command(o));
         free(s);
         return 1;
     }

@@ -687,7 +687,7 @@ int admin_open(struct admin *admin, char *err, size_t cap)
     char why[400];
     if (kvr_access_create(&c, &admin->access, why, sizeof why) == 0) {
         if (kvr_access_warning(admin->access, why, sizeof why))
-            kvr_log_warning("kvroute %s: %s (%s)", admin->o->select_only ? "select" : "serve", why, option);
+            kvr_log_warning("kvroute %s: %s (%s)", serve_command(admin->o), why, option);
         return 0;
     }
     snprintf(err, cap, "%s: %s", option, why);

@@ -50,7 +50,7 @@ static void put_loads(struct admin *admin, struct kvr_prom_page *b)
 void metrics_write(struct admin *admin, struct kvr_buf *out)
 {
     struct kvr_prom_page page = {.out = out}, *b = &page;
-    kvr_process_metrics(admin->o->select_only ? "select" : "serve", b);
+    kvr_process_metrics(serve_command(admin->o), b);
     put_gauge(b, "draining", "1 while the process ends: it is not ready any more", process_is_ending(admin->process));
     data_plane_metrics(admin->data, b);
     workers_metrics(admin->workers, b);

@@ -142,7 +142,7 @@ static void watch_folders(struct admin *admin)
         config_reloads(admin->config)->folders[i].last_look = look;
         if (look == config_reloads(admin->config)->folders[i].read_look || look != seen) continue;
         config_reloads(admin->config)->folders[i].read_look = look;
-        kvr_log("kvroute %s: --watch-files: --tokenizer-dir: %s: read again", admin->o->select_only ? "select" : "serve", dir);
+        kvr_log("kvroute %s: --watch-files: --tokenizer-dir: %s: read again", serve_command(admin->o), dir);
         tokenizers_reload(admin->tokenizers, dir);
         kvr_given_tokens_reload(admin->given_tokens);
     }
@@ -176,7 +176,7 @@ static enum result read_row(struct admin *admin, const struct reloadable *row, c
     config_reloads(admin->config)->of[row->file].read_look = look_at(admin, row);
     reload_mark_of(p.list, p.n, &now);
     if (row->read(admin, err, cap)) {
-        kvr_log_warning("kvroute %s: %s: %s: %s; %s", admin->o->select_only ? "select" : "serve", by, row->option, err, row->stays);
+        kvr_log_warning("kvroute %s: %s: %s: %s; %s", serve_command(admin->o), by, row->option, err, row->stays);
         return REFUSED;
     }
     if (row->file == RELOAD_POLICY && atomic_load(&config_reloads(admin->config)->of[RELOAD_API_KEYS].failed))
@@ -217,7 +217,7 @@ static bool watch(struct admin *admin, const struct reloadable *row)
     config_reloads(admin->config)->of[row->file].last_look = look;
     if (!look || look == config_reloads(admin->config)->of[row->file].read_look || look != seen) return false;
     if (read_row(admin, row, "--watch-files", err, sizeof err) != REFUSED)
-        kvr_log("kvroute %s: --watch-files: %s: read again", admin->o->select_only ? "select" : "serve", row->option);
+        kvr_log("kvroute %s: --watch-files: %s: read again", serve_command(admin->o), row->option);
     return true;
 }
 
@@ -277,7 +277,7 @@ static void tell_of_config(const struct admin *admin, const char *by, struct kvr
     if (!admin->o->config) return;
     bool changed = file_look(0, admin->o->config) != config_reloads(admin->config)->config_look;
     put_file(out, "config", admin->o->config, "not-read", changed ? why : NULL);
-    if (changed) kvr_log_warning("kvroute %s: %s: --config: %s", admin->o->select_only ? "select" : "serve", by, why);
+    if (changed) kvr_log_warning("kvroute %s: %s: --config: %s", serve_command(admin->o), by, why);
 }
 
 bool reload_all(struct admin *admin, const char *by, struct kvr_buf *out)
@@ -296,7 +296,7 @@ bool reload_all(struct admin *admin, const char *by, struct kvr_buf *out)
         kvr_json_close(out, ']');
         kvr_json_close(out, '}');
     }
-    kvr_log("kvroute %s: %s: read again", admin->o->select_only ? "select" : "serve", by);
+    kvr_log("kvroute %s: %s: read again", serve_command(admin->o), by);
     return good;
 }
 

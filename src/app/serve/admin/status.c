@@ -38,7 +38,7 @@ static void status_write(struct admin *admin, struct kvr_buf *b)
 {
     kvr_json_open(b, '{');
     kvr_json_put_str(b, "version", kvr_version());
-    kvr_json_put_str(b, "program", admin->o->select_only ? "select" : "serve");
+    kvr_json_put_str(b, "program", serve_command(admin->o));
     kvr_json_put_str(b, "mode", router_mode_name(workers_mode(admin->workers)));
     kvr_json_key(b, "overlap_score_credit");
     kvr_json_double(b, admin->o->overlap_credit);

@@ -117,4 +117,8 @@ struct serve_options {
     double trace_sample;
 };
 
+/* What it is called: "serve", "kvroute serve", and so on. */
+const char *serve_command(const struct serve_options *o);
+const char *serve_program(const struct serve_options *o);
+
 #endif

@@ -53,7 +53,7 @@ static void warn_of_end(const struct config *config, const struct port_tls *d)
 {
     if (!d->files.cert) return;
     int64_t left = kvr_tls_ctx_expires(*d->tls) - (int64_t)time(NULL);
-    const char *name = config->o->select_only ? "select" : "serve";
+    const char *name = serve_command(config->o);
     if (left <= 0) kvr_log_warning("kvroute %s: the certificate of the %s port (%s) has ended", name, d->port, d->files.cert);
     else if (left < (int64_t)WARN_DAYS * DAY_S)
         kvr_log_warning("kvroute %s: the certificate of the %s port (%s) ends in %lld day(s)", name, d->port, d->files.cert,

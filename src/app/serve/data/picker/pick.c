@@ -209,6 +209,7 @@ static void take_head(struct pick *p, const struct kvr_ext_proc_message *m)
     if (!take_headers(p, m)) return;
     bool passed = client_route_is_passed(kvr_http_conn_request(p->conn)->path, d->o->pass_routes);
     p->leaves = !passed;
+    p->has_body = !m->end_of_stream;
     p->body_is_whole = m->end_of_stream;
     if (passed && !m->end_of_stream && sends_body_first(p->modes.request_body)) wait_for_body(p);
     else kvr_http_hosted_over(p->conn);

@@ -128,7 +128,8 @@ void pick_say_decision(struct pick *p, const struct attempt *a)
     add_lines(&set, &p->told, NULL);
     say(p, &set);
     kvr_buf_free(&key);
-    if (p->decides == KVR_EXT_PROC_REQUEST_HEADERS && p->body_is_whole && p->modes.request_body == KVR_EXT_PROC_FULL_DUPLEX_STREAMED)
+    if (p->decides == KVR_EXT_PROC_REQUEST_HEADERS && p->has_body && p->body_is_whole &&
+        p->modes.request_body == KVR_EXT_PROC_FULL_DUPLEX_STREAMED)
         pick_say_body(p, KVR_EXT_PROC_REQUEST_BODY, r->body ? r->body->data : "", r->body ? r->body->len : 0, !p->trailers);
     if (p->trailers) pick_say_trailers(p, KVR_EXT_PROC_REQUEST_TRAILERS);
 }

@@ -271,7 +271,7 @@ struct kvr_view_status *views_status(struct workers *ws, size_t *n)
 /* Returns: 0, KVR_DATA_DIR_TAKEN, or -1, which is said. */
 static int open_disk(struct workers *ws, unsigned patience_ms)
 {
-    const char *who = ws->o->select_only ? "kvroute select" : "kvroute serve";
+    const char *who = serve_program(ws->o);
     char why[KVR_PATH_ERROR_MAX];
     struct kvr_view_store_config c = {ws->ingest, ws->o->data_dir, ws->o->snapshot_interval, who, patience_ms};
     int rc = kvr_view_store_open(&c, &ws->store, why, sizeof why);
@@ -345,7 +345,7 @@ void views_take_disk(struct workers *ws)
             struct kvr_view_of of;
             if (views_describe(ws, w, r, &of)) (void)kvr_view_store_keep(ws->store, &of);
         }
-    kvr_log("%s: --data-dir: '%s' is this process's now", ws->o->select_only ? "kvroute select" : "kvroute serve", ws->o->data_dir);
+    kvr_log("%s: --data-dir: '%s' is this process's now", serve_program(ws->o), ws->o->data_dir);
 }
 
 void views_let_go_of_disk(struct workers *ws)
