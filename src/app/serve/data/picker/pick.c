@@ -61,6 +61,12 @@ static void release(struct pick *p)
     p->held = 0;
 }
 
+/* The gateway keeps no body that it has sent here: it comes back from here, in pieces. */
+static bool hands_body_back(const struct pick *p)
+{
+    return p->has_body && p->modes.request_body == KVR_EXT_PROC_FULL_DUPLEX_STREAMED;
+}
+
 /* ---- the decision ------------------------------------------------------------------------------------ */
 
 static void decided(void *ctx, struct attempt *a)
@@ -74,7 +80,7 @@ static void decided(void *ctx, struct attempt *a)
     pick_say_decision(p, a);
     answer_commit(a->request);
     release(p);
-    if (p->leaves) finish(p, KVR_GRPC_OK, NULL);
+    if (p->leaves && !hands_body_back(p)) finish(p, KVR_GRPC_OK, NULL);
 }
 
 /* Envoy obeys one such wish for a message; where it streams bodies in both directions it waits without end anyhow. */
@@ -223,6 +229,9 @@ static void take_body(struct pick *p, const struct kvr_ext_proc_message *m)
         if (!kvr_http_hosted_body(p->conn, m->body.ptr, m->body.len) || (in_pieces && !m->end_of_stream)) return;
         p->body_is_whole = m->end_of_stream || p->modes.request_body == KVR_EXT_PROC_BUFFERED;
         kvr_http_hosted_over(p->conn);
+    } else if (p->state == PICK_DECIDED && p->leaves && in_pieces) {
+        pick_say_body(p, KVR_EXT_PROC_REQUEST_BODY, m->body.ptr, m->body.len, m->end_of_stream);
+        if (m->end_of_stream) finish(p, KVR_GRPC_OK, NULL);
     } else if (p->state == PICK_DECIDED && p->decides == KVR_EXT_PROC_REQUEST_HEADERS && !in_pieces) {
         pick_go_on(p, KVR_EXT_PROC_REQUEST_BODY);
     } /* else it is one too many, which some releases of Envoy send */
@@ -236,6 +245,7 @@ static void take_trailers(struct pick *p)
         kvr_http_hosted_over(p->conn);
     } else if (p->state == PICK_DECIDED) {
         pick_say_trailers(p, KVR_EXT_PROC_REQUEST_TRAILERS);
+        if (p->leaves) finish(p, KVR_GRPC_OK, NULL);
     }
 }
 
