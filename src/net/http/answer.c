@@ -146,6 +146,36 @@ bool kvr__answer_probe(struct kvr_http_conn *c)
     return true;
 }
 
+/* ---- of one that is hosted: hosted.h ------------------------------------------------------------------- */
+
+static void hosted_start(struct kvr_http_conn *c, int status, const char *headers, size_t headers_len)
+{
+    struct kvr_buf head = {0};
+    if (c->told) *c->told = (struct kvr_http_told){status, 0};
+    kvr_buf_add(&head, headers, headers_len);
+    if (c->server->config.put_headers) c->server->config.put_headers(c, &head, c->server->config.handler.ctx);
+    c->write_failed |= head.failed;
+    if (!head.failed) c->outer->on_start(c->outer_ctx, status, head.data ? head.data : "", head.len);
+    kvr_buf_free(&head);
+}
+
+static void hosted_write(struct kvr_http_conn *c, const char *data, size_t len)
+{
+    if (c->request.is_head || c->write_failed) return;
+    if (c->told) c->told->bytes += len;
+    c->outer->on_body(c->outer_ctx, data, len);
+}
+
+static void hosted_end(struct kvr_http_conn *c, bool whole)
+{
+    c->answering = c->answer_started = false;
+    c->user = NULL;
+    c->told = NULL;
+    if (c->server->lame) atomic_fetch_add(&c->server->shared->last_answers, 1);
+    kvr__request_free(c);
+    c->outer->on_end(c->outer_ctx, whole);
+}
+
 /* ---- answers ----------------------------------------------------------------------------------------- */
 
 /* The head, and in the same go a body of `length` bytes when there is one. */
@@ -157,8 +187,8 @@ static void start_with(struct kvr_http_conn *c, int status, const char *headers,
     KVR_ASSERT(c->answering && !c->answer_started);
     c->answer_started = true;
     if (c->outer) {
-        kvr__hosted_start(c, status, headers, headers_len);
-        if (body && length > 0) kvr__hosted_write(c, body, (size_t)length);
+        hosted_start(c, status, headers, headers_len);
+        if (body && length > 0) hosted_write(c, body, (size_t)length);
         return;
     }
     bool no_body = c->request.is_head || status == 204 || status == 304;
@@ -206,7 +236,7 @@ size_t kvr_http_write(struct kvr_http_conn *c, const char *data, size_t len)
     char size[24];
     if (len == 0 || c->closing) return c->queued;
     if (c->outer) {
-        kvr__hosted_write(c, data, len);
+        hosted_write(c, data, len);
         return 0;
     }
     if (c->told) c->told->bytes += c->chunked || c->left < 0 ? len : KVR_MIN(len, (size_t)c->left);
@@ -258,7 +288,7 @@ void kvr_http_end(struct kvr_http_conn *c)
 {
     KVR_ASSERT(c->answering);
     if (c->outer) {
-        kvr__hosted_end(c, !c->write_failed);
+        hosted_end(c, !c->write_failed);
         return;
     }
     if (c->chunked) {
@@ -274,7 +304,7 @@ void kvr_http_end(struct kvr_http_conn *c)
 void kvr_http_abort(struct kvr_http_conn *c)
 {
     if (c->outer) {
-        kvr__hosted_end(c, false);
+        hosted_end(c, false);
         return;
     }
     send_held(c);

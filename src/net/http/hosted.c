@@ -129,33 +129,3 @@ void kvr_http_hosted_over(struct kvr_http_conn *c)
     if (kvr__request_body_over(c)) (void)stop(c);
     else kvr__request_dispatch(c);
 }
-
-/* ---- the answer -------------------------------------------------------------------------------------- */
-
-void kvr__hosted_start(struct kvr_http_conn *c, int status, const char *headers, size_t headers_len)
-{
-    struct kvr_buf head = {0};
-    if (c->told) *c->told = (struct kvr_http_told){status, 0};
-    kvr_buf_add(&head, headers, headers_len);
-    if (c->server->config.put_headers) c->server->config.put_headers(c, &head, c->server->config.handler.ctx);
-    c->write_failed |= head.failed;
-    if (!head.failed) c->outer->on_start(c->outer_ctx, status, head.data ? head.data : "", head.len);
-    kvr_buf_free(&head);
-}
-
-void kvr__hosted_write(struct kvr_http_conn *c, const char *data, size_t len)
-{
-    if (c->request.is_head || c->write_failed) return;
-    if (c->told) c->told->bytes += len;
-    c->outer->on_body(c->outer_ctx, data, len);
-}
-
-void kvr__hosted_end(struct kvr_http_conn *c, bool whole)
-{
-    c->answering = c->answer_started = false;
-    c->user = NULL;
-    c->told = NULL;
-    if (c->server->lame) atomic_fetch_add(&c->server->shared->last_answers, 1);
-    kvr__request_free(c);
-    c->outer->on_end(c->outer_ctx, whole);
-}

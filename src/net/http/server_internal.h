@@ -5,7 +5,7 @@
  *   http/server.c    listening, connections, deadlines
  *   http/request.c   bytes -> request -> handler
  *   http/answer.c    handler -> answer -> bytes
- *   http/hosted.c    both, of requests inside another protocol
+ *   http/hosted.c    requests inside another protocol
  */
 #ifndef KVR_NET_HTTP_SERVER_INTERNAL_H
 #define KVR_NET_HTTP_SERVER_INTERNAL_H
@@ -122,11 +122,6 @@ void kvr__answer_continue(struct kvr_http_conn *c); /* 100 Continue */
 bool kvr__answer_probe(struct kvr_http_conn *c);
 /* An error before the request was whole: answers and closes. */
 void kvr__answer_refuse(struct kvr_http_conn *c, int status, const char *message);
-
-/* http/hosted.c: the answer of one that is hosted. */
-void kvr__hosted_start(struct kvr_http_conn *c, int status, const char *headers, size_t headers_len);
-void kvr__hosted_write(struct kvr_http_conn *c, const char *data, size_t len);
-void kvr__hosted_end(struct kvr_http_conn *c, bool whole);
 
 static inline uv_buf_t kvr__buf_of(const char *data, size_t len)
 {
