@@ -295,6 +295,11 @@ static const struct option_row serve_rows[] = {
     MORE,
     NUM("ext-proc-health-port", ext_proc_health_port, "0", 0, 65535, NULL,
         "a plain port of gRPC's health service beside it, which has that too; 0 = off"),
+    NUM("ext-proc-fallbacks", ext_proc_fallbacks, "0", 0, 7, NULL,
+        "how many of the next best workers a gateway is told behind the best one; those that take one address alone (ORIGINAL_DST) need 0"),
+    PAI("objective", objectives, NULL, "NAME=PRIORITY,...", NULL,
+        "priorities of inference objectives (x-gateway-inference-objective, x-llm-d-inference-objective), as the queue takes strict ones; "
+        "requests of a negative one are refused where others would wait"),
     ENU("ext-proc-watch", ext_proc_watch, "as-configured", "as-configured|auto", NULL,
         "auto: ask the gateway (allow_mode_override) to show the responses of paths that generate, and no others"),
     SIZ("ext-proc-memory", ext_proc_memory, "256MiB", NULL,

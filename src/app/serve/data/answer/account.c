@@ -50,6 +50,23 @@ void account_unbook(struct attempt *a)
     atomic_fetch_sub(&a->request->loop->active, 1);
 }
 
+void account_moved(struct attempt *a, const struct kvr_worker *to)
+{
+    struct request *r = a->request;
+    struct kvr_router_ctx *ctx = ctx_get(&r->loop->ctxs, a->partition);
+    struct kvr_router_request rq = {
+        .id = a->booking, .id_len = strlen(a->booking), .guarded = true, .isl = r->isl, .expected_output = r->expected_osl};
+    request_prompt_is_hint(r);
+    r->members.usage_tells = false;
+    free(a->served);
+    a->served = NULL;
+    if (!rq.id_len) return;
+    kvr_router_free(a->partition->router, rq.id, rq.id_len);
+    if (to && ctx && kvr_router_add_request(a->partition->router, ctx, &rq, *to, 0) == 0) return;
+    a->booking[0] = 0;
+    atomic_fetch_sub(&r->loop->active, 1);
+}
+
 static void mark_prefill(struct attempt *a)
 {
     if (a->prefill_marked || !a->booking[0]) return;

@@ -18,7 +18,10 @@ void account_response(struct attempt *a);                /* the id of its respon
 void account_prompt_is_computed(struct attempt *a);
 void account_prefilled(struct attempt *a);    /* a prefill leg: its answer is whole */
 void account_attempt_over(struct attempt *a); /* without an answer that the client gets */
-void account_unbook(struct attempt *a);       /* the booking is given back, if there is one */
+/* Another rank of its partition answers it than the one that was chosen, or (NULL) a stranger: the load is that one's, nothing of what was
+ * predicted holds. */
+void account_moved(struct attempt *a, const struct kvr_worker *to);
+void account_unbook(struct attempt *a); /* the booking is given back, if there is one */
 
 /* Tokens of the prompt that are predicted to be cached; whether the answer tells how many were. */
 uint64_t account_predicted_cached(const struct attempt *a);

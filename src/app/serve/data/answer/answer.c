@@ -103,7 +103,8 @@ enum outcome answer_begin(struct request *r)
 {
     struct attempt *a = r->attempt;
     legs_answered(r);
-    if (r->early_head && !(a->status == 200 && a->is_sse)) /* the client was promised a stream */
+    if (r->carrier && a->decodes) account_attempt_over(r->legs->prefill); /* nobody tells of its answer */
+    if (r->early_head && !(a->status == 200 && a->is_sse))                /* the client was promised a stream */
         return request_refusef(r, a->status, "the worker answered with status %d", a->status);
     begin_merging(r);
     answer_put_decision(r, &a->head);

@@ -65,6 +65,7 @@ static void fill_in(struct request *r, const struct roster_row *row, struct kvr_
                                       .pinned = pin->set,
                                       .pin_any_rank = !pin->has_rank,
                                       .pin = pin->to,
+                                      .do_not_queue = r->gives_way,
                                       .priority_jump = r->priority,
                                       .strict_priority = r->strict_priority,
                                       .policy_class = r->policy_class,

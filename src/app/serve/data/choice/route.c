@@ -207,6 +207,7 @@ static enum outcome refused(struct request *r, int rc)
         r->now.choosing.overloaded = true;
         if (!named_model_may_fall_back(r)) COUNT(r, overload_rejections_total);
         return request_refuse(r, 503, "every worker that may serve this request is overloaded");
+    case -KVR_EBUSY: return request_refuse(r, 429, "every worker is busy, and requests of this objective do not wait");
     case -KVR_ESHUTDOWN: return request_refuse(r, 503, "the router is shutting down");
     case -KVR_ENOMEM:
     case -KVR_ELIMIT: return request_refuse(r, 503, kvr_strerror(rc));

@@ -61,7 +61,7 @@ static bool wants_one_token(const struct request *r)
 static bool may_pair(const struct request *r)
 {
     bool direct = workers_mode(data_of(r)->workers) == KVR_MODE_DIRECT;
-    return has_legs(r) && !r->carrier && r->wish != WISH_LOCAL && (!direct || r->prefill_pin.set) &&
+    return has_legs(r) && r->wish != WISH_LOCAL && (!direct || r->prefill_pin.set) &&
            (!r->pin.set || pins_look(r, &r->pin).role == ROLE_DECODE);
 }
 

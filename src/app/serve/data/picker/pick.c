@@ -6,6 +6,7 @@
 
 #include "app/serve/common/clock.h"
 #include "app/serve/data/answer/answer.h"
+#include "app/serve/data/picker/endpoints.h"
 #include "app/serve/data/port/client_routes.h"
 #include "app/serve/data/port/data_port.h"
 #include "app/serve/data/request/carrier.h"
@@ -33,6 +34,7 @@ static void pick_free(struct pick *p)
     p->attempt = NULL;
     if (p->conn) kvr_http_hosted_free(p->conn);
     kvr_buf_free(&p->subset);
+    kvr_buf_free(&p->destination);
     kvr_buf_free(&p->told);
     kvr_buf_free(&p->head);
     kvr_buf_free(&p->body);
@@ -74,7 +76,12 @@ static void decided(void *ctx, struct attempt *a)
     struct pick *p = ctx;
     p->state = PICK_DECIDED;
     p->attempt = a;
-    snprintf(p->destination, sizeof p->destination, "%s", a->worker->endpoint.authority);
+    if (!endpoints_list(a, &p->destination)) {
+        kvr_log_warning("kvroute: worker %llu (%s): its address is a name, which no gateway can be told; use addresses, or discovery dns",
+                        (unsigned long long)a->result.worker.worker_id, a->worker->url);
+        finish(p, KVR_GRPC_UNAVAILABLE, "the worker's address is a name");
+        return;
+    }
     answer_put_decision(a->request, &p->told);
     COUNT_OF(p, ext_proc_decisions_total);
     pick_say_decision(p, a);
@@ -251,17 +258,12 @@ static void take_trailers(struct pick *p)
 
 /* ---- the response ------------------------------------------------------------------------------------ */
 
-static bool same(struct kvr_ext_proc_text t, const char *s)
-{
-    return t.len == strlen(s) && !memcmp(t.ptr, s, t.len);
-}
-
 /* An error without an address is the gateway's own: nobody was asked. */
 static bool is_foreign(struct pick *p, const struct kvr_ext_proc_message *m, int status)
 {
     struct kvr_ext_proc_text from = m->upstream_address.ptr ? m->upstream_address : m->served;
     if (!from.ptr) return status >= 500;
-    if (same(from, p->destination)) return false;
+    if (endpoints_served(p->attempt, from)) return false;
     COUNT_OF(p, ext_proc_served_elsewhere_total);
     return true;
 }

@@ -40,19 +40,19 @@ struct pick {
     struct kvr_ext_proc_modes modes;
     enum kvr_ext_proc_kind decides; /* of the message whose answer has the decision */
     bool has_body;
-    bool body_is_whole;        /* the router has all of it */
-    bool leaves;               /* nothing but the choice is wanted: its path is none of inference */
-    bool trailers;             /* the request has some */
-    bool observes;             /* nobody waits for answers */
-    bool waits_told;           /* the gateway was asked to wait */
-    bool unseen;               /* the response has begun, and its body is not shown */
-    size_t held;               /* bytes of the body that the stream is told of */
-    bool has_subset;           /* the choice is among these: */
-    struct kvr_buf subset;     /* texts, each with its NUL */
-    char destination[272];     /* of the decision */
-    struct kvr_buf told;       /* lines of headers that say who was chosen, and why */
-    int status;                /* of an answer of the router's own; 0: none */
-    struct kvr_buf head, body; /* and the rest of it */
+    bool body_is_whole;         /* the router has all of it */
+    bool leaves;                /* nothing but the choice is wanted: its path is none of inference */
+    bool trailers;              /* the request has some */
+    bool observes;              /* nobody waits for answers */
+    bool waits_told;            /* the gateway was asked to wait */
+    bool unseen;                /* the response has begun, and its body is not shown */
+    size_t held;                /* bytes of the body that the stream is told of */
+    bool has_subset;            /* the choice is among these: */
+    struct kvr_buf subset;      /* texts, each with its NUL */
+    struct kvr_buf destination; /* of the decision: endpoints, the best first */
+    struct kvr_buf told;        /* lines of headers that say who was chosen, and why */
+    int status;                 /* of an answer of the router's own; 0: none */
+    struct kvr_buf head, body;  /* and the rest of it */
     uv_timer_t lease;
 };
 

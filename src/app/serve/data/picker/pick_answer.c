@@ -5,6 +5,7 @@
 
 #include "app/serve/data/picker/pick.h"
 #include "app/serve/data/request/admission.h"
+#include "app/serve/data/request/legs.h"
 #include "app/serve/workers/entry/worker_key.h"
 #include "app/serve/workers/table/worker.h"
 
@@ -99,14 +100,29 @@ static void add_lines(struct headers *h, struct kvr_buf *lines, const char *but)
 
 /* ---- the decision ------------------------------------------------------------------------------------ */
 
+/* What no client may say: but what is said here. */
+static size_t left_out(const struct headers *set, const char *out[KVR_ARRAY_LEN(strangers)])
+{
+    size_t n = 0;
+    for (size_t i = 0; i < KVR_ARRAY_LEN(strangers); i++) {
+        bool said = false;
+        for (size_t k = 0; k < set->n; k++)
+            said |= set->list[k].name.len == strlen(strangers[i]) && !memcmp(set->list[k].name.ptr, strangers[i], set->list[k].name.len);
+        if (!said) out[n++] = strangers[i];
+    }
+    return n;
+}
+
 static void say(struct pick *p, const struct headers *set)
 {
+    const char *out[KVR_ARRAY_LEN(strangers)];
+    size_t n = left_out(set, out);
     struct kvr_ext_proc_mutation m = {.set = set->list,
                                       .set_n = set->n,
-                                      .remove = strangers,
-                                      .remove_n = KVR_ARRAY_LEN(strangers),
+                                      .remove = out,
+                                      .remove_n = n,
                                       .clear_route_cache = true,
-                                      .destination = text_of(p->destination)};
+                                      .destination = {p->destination.data, p->destination.len}};
     struct kvr_buf b = {0};
     kvr_ext_proc_put_answer(&b, p->decides, &m);
     pick_say(p, &b);
@@ -118,7 +134,8 @@ void pick_say_decision(struct pick *p, const struct attempt *a)
     struct headers set = {0};
     struct kvr_buf key = {0};
     char rank[16];
-    add(&set, text_of(DESTINATION), text_of(p->destination));
+    add(&set, text_of(DESTINATION), (struct kvr_ext_proc_text){p->destination.data, p->destination.len});
+    if (a->decodes) add(&set, text_of("x-prefiller-host-port"), text_of(r->legs->prefill->worker->endpoint.authority));
     if (a->names_rank) {
         snprintf(rank, sizeof rank, "%u", a->named_rank);
         add(&set, text_of("x-data-parallel-rank"), text_of(rank));

@@ -50,7 +50,7 @@ static enum outcome begin_rendezvous(struct request *r)
 static enum outcome begin_sending(struct request *r)
 {
     if (legs_at_once(r)) return rendezvous_commit(r);
-    if (r->attempt->decodes && !(r->attempt->body = legs_decode_body(r))) return request_refuse(r, 503, "out of memory");
+    if (r->attempt->decodes && !r->carrier && !(r->attempt->body = legs_decode_body(r))) return request_refuse(r, 503, "out of memory");
     return attempt_send(r->attempt, hear);
 }
 
@@ -329,6 +329,7 @@ static enum request_phase next_phase(const struct request *r)
     bool first = legs_pair_first(r);
     if (r->phase == PHASE_CHOOSING && legs_prefill_next(r)) return first ? PHASE_PAIRING : PHASE_PREFILL;
     if ((r->phase == PHASE_PREFILL || r->phase == PHASE_RENDEZVOUS) && !legs_are_two(r)) return PHASE_CHOOSING;
+    if (r->phase == PHASE_PAIRING && r->carrier) return PHASE_SENDING;
     if (r->phase == PHASE_PAIRING && first) return legs_at_once(r) ? PHASE_RENDEZVOUS : PHASE_PREFILL;
     return r->phase == PHASE_PREFILL && first ? PHASE_SENDING : phases[r->phase].next;
 }

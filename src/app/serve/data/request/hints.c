@@ -2,6 +2,7 @@
 /* data/request/hints.h says what this is. */
 #include "app/serve/data/request/hints.h"
 
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
@@ -14,6 +15,8 @@ static const char *const names[HINTS][3] = {
     [HINT_PREFILL_RANK] = {"x-kvroute-prefill-dp-rank", "x-dynamo-prefill-dp-rank", "x-prefill-dp-rank"},
     [HINT_PRIORITY] = {"x-request-priority", "x-dynamo-request-priority"},
     [HINT_CLASS] = {"x-kvroute-policy-class", "x-dynamo-meta-policy-class"},
+    [HINT_OBJECTIVE] = {"x-gateway-inference-objective", "x-llm-d-inference-objective"},
+    [HINT_FAIRNESS] = {"x-gateway-inference-fairness-id", "x-llm-d-inference-fairness-id"},
 };
 
 struct kvr_text hint_get(const struct kvr_headers *h, enum hint hint)
@@ -28,8 +31,9 @@ struct kvr_text hint_get(const struct kvr_headers *h, enum hint hint)
 /* Those that say something to the router, name the request, or say how its body is to be read. */
 static bool is_hint(struct kvr_text name)
 {
-    static const char *const beginnings[] = {"x-kvroute-", "x-dynamo-", "x-prefill-",           "x-request-",
-                                             "x-session-", "x-worker-", "x-data-parallel-rank", "content-type"};
+    static const char *const beginnings[] = {"x-kvroute-",           "x-dynamo-",         "x-prefill-",           "x-request-",
+                                             "x-session-",           "x-worker-",         "x-data-parallel-rank", "content-type",
+                                             "x-gateway-inference-", "x-llm-d-inference-"};
     for (size_t i = 0; i < KVR_ARRAY_LEN(beginnings); i++) {
         size_t n = strlen(beginnings[i]);
         if (name.len >= n && strncasecmp(name.ptr, beginnings[i], n) == 0) return true;
@@ -95,6 +99,27 @@ static const char *read_class(struct request *r, const struct kvr_headers *h)
     return NULL;
 }
 
+/* The priority of an objective (--objective); one that is not there has 0. */
+static long priority_of(const char *objectives, struct kvr_text name)
+{
+    for (const char *at = objectives; at;) {
+        size_t n = strcspn(at, "="), all = strcspn(at, ",");
+        if (n < all && n == name.len && !memcmp(at, name.ptr, n)) return strtol(at + n + 1, NULL, 10);
+        at = at[all] ? at + all + 1 : NULL;
+    }
+    return 0;
+}
+
+/* What gateways of Kubernetes say; the router's own headers beat it. A class that is not there is that of all. */
+static void read_gateways(struct request *r, const struct kvr_headers *h)
+{
+    struct kvr_text objective = hint_get(h, HINT_OBJECTIVE), fairness = hint_get(h, HINT_FAIRNESS);
+    long priority = objective.ptr ? priority_of(data_of(r)->o->objectives, objective) : 0;
+    r->gives_way = priority < 0;
+    if (priority > 0 && !r->strict_priority) r->strict_priority = (uint32_t)KVR_MIN(priority, (long)UINT32_MAX);
+    if (fairness.ptr && !r->policy_class[0] && fairness.len < sizeof r->policy_class) memcpy(r->policy_class, fairness.ptr, fairness.len);
+}
+
 const char *hints_read(struct request *r, const struct kvr_headers *h)
 {
     struct kvr_text session = kvr_headers_get(h, "x-session-id");
@@ -104,5 +129,7 @@ const char *hints_read(struct request *r, const struct kvr_headers *h)
     if (session.len >= sizeof r->session) return "x-session-id has more than 255 characters";
     if (session.ptr) memcpy(r->session, session.ptr, session.len);
     r->explain = kvr_text_is(kvr_headers_get(h, "x-kvroute-explain"), "1");
-    return read_class(r, h);
+    if ((why = read_class(r, h))) return why;
+    read_gateways(r, h);
+    return NULL;
 }

@@ -12,7 +12,17 @@
 #include "app/serve/data/request/request.h"
 
 /* Those with several names. */
-enum hint { HINT_WORKER, HINT_RANK, HINT_PREFILL_WORKER, HINT_PREFILL_RANK, HINT_PRIORITY, HINT_CLASS, HINTS };
+enum hint {
+    HINT_WORKER,
+    HINT_RANK,
+    HINT_PREFILL_WORKER,
+    HINT_PREFILL_RANK,
+    HINT_PRIORITY,
+    HINT_CLASS,
+    HINT_OBJECTIVE,
+    HINT_FAIRNESS,
+    HINTS
+};
 
 /* Its value, by the first of its names that is there; ptr NULL: none is. */
 struct kvr_text hint_get(const struct kvr_headers *h, enum hint hint);

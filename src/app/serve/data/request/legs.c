@@ -112,12 +112,12 @@ bool legs_prefill_next(const struct request *r)
 
 bool legs_at_once(const struct request *r)
 {
-    return legs_are_two(r) && kvr_kv_protocol_at_once(r->legs->protocol);
+    return legs_are_two(r) && !r->carrier && kvr_kv_protocol_at_once(r->legs->protocol);
 }
 
 bool legs_pair_first(const struct request *r)
 {
-    return legs_at_once(r) || (legs_are_two(r) && r->legs->protocol == KVR_KV_VLLM_P2P);
+    return legs_at_once(r) || (legs_are_two(r) && (r->carrier || r->legs->protocol == KVR_KV_VLLM_P2P));
 }
 
 bool legs_asks_prefill(const struct request *r)

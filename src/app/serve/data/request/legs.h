@@ -77,7 +77,8 @@ bool legs_strip(struct request *r);
 enum outcome legs_pass_on(struct request *r);
 bool legs_are_two(const struct request *r);      /* it is treated as remote */
 bool legs_prefill_next(const struct request *r); /* the worker that is chosen now computes the prompt only */
-/* The decode worker is chosen before the prompt is computed: both are asked at once, or each is told of the other. */
+/* The decode worker is chosen before the prompt is computed: both are asked at once, or each is told of the other, or a carrier is told of
+ * both, and what asks the prefill worker is behind it. */
 bool legs_pair_first(const struct request *r);
 bool legs_at_once(const struct request *r);
 bool legs_asks_prefill(const struct request *r); /* the same, or it is to answer with one token: one that takes it whole can do it, too */

@@ -239,6 +239,7 @@ struct request {
     enum kvr_prompt_form form;      /* of what is routed */
     bool routed;                    /* a completion: its tokens matter */
     bool is_head_request, deletes, explain;
+    bool gives_way;              /* it is refused where it would have to wait */
     struct pin pin, prefill_pin; /* the worker that answers, and one that computes the prompt before */
     enum wish wish;
     double priority;
