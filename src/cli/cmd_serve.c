@@ -297,6 +297,8 @@ static const struct option_row serve_rows[] = {
         "a plain port of gRPC's health service beside it, which has that too; 0 = off"),
     NUM("ext-proc-fallbacks", ext_proc_fallbacks, "0", 0, 7, NULL,
         "how many of the next best workers a gateway is told behind the best one; those that take one address alone (ORIGINAL_DST) need 0"),
+    NUM("ext-proc-full-status", ext_proc_full_status, "429", 400, 599, NULL,
+        "status with which a gateway refuses a request whose queue is full; the data port's is 529"),
     PAI("objective", objectives, NULL, "NAME=PRIORITY,...", NULL,
         "priorities of inference objectives (x-gateway-inference-objective, x-llm-d-inference-objective), as the queue takes strict ones; "
         "requests of a negative one are refused where others would wait"),

@@ -103,7 +103,7 @@ static bool read_length(const struct kvr_http_conn *c, bool *has, uint64_t *leng
     return !*has || (kvr__headers_count(&c->headers, "content-length") == 1 && kvr_parse_u64(t.ptr, t.len, UINT64_MAX, length));
 }
 
-bool kvr_http_hosted_head_over(struct kvr_http_conn *c, bool has_body)
+bool kvr_http_hosted_head_over(struct kvr_http_conn *c)
 {
     struct kvr_hop_by_hop hop;
     uint64_t length = 0;
@@ -113,8 +113,14 @@ bool kvr_http_hosted_head_over(struct kvr_http_conn *c, bool has_body)
     if (!read_length(c, &told, &length)) return refuse(c, 400, "malformed Content-Length or Transfer-Encoding");
     if (!kvr_hop_by_hop_read(&c->headers, &hop)) return refuse(c, 400, "too many names in Connection");
     const char *why = kvr__request_target(c, c->parser.method == HTTP_OPTIONS);
-    if (why) return refuse(c, 400, why);
-    if (!has_body) return true;
+    return !why || refuse(c, 400, why);
+}
+
+bool kvr_http_hosted_body_follows(struct kvr_http_conn *c)
+{
+    uint64_t length = 0;
+    bool told;
+    (void)read_length(c, &told, &length);
     if (length > c->server->config.body_max) return refuse(c, 413, c->server->too_large);
     return kvr__request_room(c, length) ? stop(c) : true;
 }

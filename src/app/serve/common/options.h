@@ -50,9 +50,9 @@ struct serve_options {
     uint64_t port, admin_port, block_size, threads, max_retries, breaker_failures, max_body_size, max_prompt_tokens, max_messages,
         max_prompt_text, max_bodies_bytes, seed, index_max_bytes;
     uint64_t max_connections, max_tree_size;
-    uint64_t ext_proc_port, ext_proc_health_port, ext_proc_memory, ext_proc_fallbacks; /* port 0: none */
-    char *objectives;                                                                  /* NAME=PRIORITY,...; NULL: none */
-    int ext_proc_watch, ext_proc_tls;                                                  /* as-configured|auto, off|auto */
+    uint64_t ext_proc_port, ext_proc_health_port, ext_proc_memory, ext_proc_fallbacks, ext_proc_full_status; /* port 0: none */
+    char *objectives;                 /* NAME=PRIORITY,...; NULL: none */
+    int ext_proc_watch, ext_proc_tls; /* as-configured|auto, off|auto */
     char *ext_proc_tls_cert, *ext_proc_tls_key, *ext_proc_tls_client_ca;
     double ext_proc_connection_age, ext_proc_unseen_secs;
     int mode, tokenizer;                        /* enum kvr_router_mode, enum serve_tokenizer */

@@ -173,6 +173,7 @@ static const char *reason_of(const struct attempt *a)
     const struct data_plane *data = data_of(r);
     if (a->result.pinned) return "pinned";
     if (a->result.preferred) return r->legs && r->legs->chosen ? "local" : "session";
+    if (r->body_cut) return "load-body-cut";
     if (r->token_failed) return "load-tokenize-failed";
     if (a->mode != KVR_MODE_KV) return router_mode_name((int)a->mode);
     if (r->no_index) return r->part_index ? "index-partial" : "index-unavailable";

@@ -197,6 +197,11 @@ static enum outcome refuse_full(struct request *r)
                            (unsigned long long)why->current, (unsigned long long)why->limit);
 }
 
+static enum outcome refuse_to_wait(struct request *r)
+{
+    return request_refuse(r, 429, "every worker is busy, and requests of this objective do not wait");
+}
+
 static enum outcome refused(struct request *r, int rc)
 {
     r->now.choosing.attempt->booking[0] = 0;
@@ -204,10 +209,11 @@ static enum outcome refused(struct request *r, int rc)
     case -KVR_ENOTALLOWED: return request_refuse(r, 400, "the pinned worker does not serve this model");
     case -KVR_EQUEUEFULL: r->now.choosing.overloaded = true; return refuse_full(r);
     case -KVR_EOVERLOADED:
+        if (r->gives_way) return refuse_to_wait(r);
         r->now.choosing.overloaded = true;
         if (!named_model_may_fall_back(r)) COUNT(r, overload_rejections_total);
         return request_refuse(r, 503, "every worker that may serve this request is overloaded");
-    case -KVR_EBUSY: return request_refuse(r, 429, "every worker is busy, and requests of this objective do not wait");
+    case -KVR_EBUSY: return refuse_to_wait(r);
     case -KVR_ESHUTDOWN: return request_refuse(r, 503, "the router is shutting down");
     case -KVR_ENOMEM:
     case -KVR_ELIMIT: return request_refuse(r, 503, kvr_strerror(rc));

@@ -15,6 +15,8 @@
 #include "base/log.h"
 #include "net/http/hosted.h"
 
+enum { FULL = 529 /* of the data port, when a queue is full */ };
+
 #define COUNT_OF(p, name) atomic_fetch_add_explicit(&(p)->call.picker->loop->data->counters.name, 1, memory_order_relaxed)
 
 /* ---- its memory -------------------------------------------------------------------------------------- */
@@ -112,7 +114,19 @@ static bool may_use(void *ctx, const struct kvr_endpoint *e)
     return false;
 }
 
-static const struct carrier to_any = {decided, waits, NULL}, to_some = {decided, waits, may_use};
+/* In the words of llm-d's picker. */
+static void refused(void *ctx, const struct request *r)
+{
+    struct pick *p = ctx;
+    bool waited = r->wait_deadline_ms && now_ms() >= r->wait_deadline_ms;
+    int status = r->refusal.status;
+    p->dropped = status == 429 || status == FULL ? "rejected-saturated"
+                 : status != 503                 ? NULL
+                 : waited                        ? "rejected-ttl-expired"
+                                                 : "rejected-no-endpoints";
+}
+
+static const struct carrier to_any = {decided, waits, refused, NULL}, to_some = {decided, waits, refused, may_use};
 
 /* ---- what the router answers itself -------------------------------------------------------------------- */
 
@@ -128,7 +142,7 @@ static void on_start(void *ctx, int status, const char *headers, size_t headers_
 {
     struct pick *p = ctx;
     if (p->state == PICK_DECIDED) return;
-    p->status = status;
+    p->status = status == FULL ? (int)p->call.picker->loop->data->o->ext_proc_full_status : status;
     kvr_buf_add(&p->head, headers, headers_len);
 }
 
@@ -179,7 +193,7 @@ static bool take_headers(struct pick *p, const struct kvr_ext_proc_message *m)
 {
     for (size_t i = 0; i < m->headers_n; i++)
         if (!kvr_http_hosted_header(p->conn, text_of(m->headers[i].name), text_of(m->headers[i].value))) return false;
-    return kvr_http_hosted_head_over(p->conn, !m->end_of_stream && sends_body_first(p->modes.request_body));
+    return kvr_http_hosted_head_over(p->conn);
 }
 
 /* Where the gateway shows bodies of no response, or of all, it is told for which it should: those that generate. The wish replaces the
@@ -224,8 +238,8 @@ static void take_head(struct pick *p, const struct kvr_ext_proc_message *m)
     p->leaves = !passed;
     p->has_body = !m->end_of_stream;
     p->body_is_whole = m->end_of_stream;
-    if (passed && !m->end_of_stream && sends_body_first(p->modes.request_body)) wait_for_body(p);
-    else kvr_http_hosted_over(p->conn);
+    if (!passed || m->end_of_stream || !sends_body_first(p->modes.request_body)) kvr_http_hosted_over(p->conn);
+    else if (kvr_http_hosted_body_follows(p->conn)) wait_for_body(p);
 }
 
 static void take_body(struct pick *p, const struct kvr_ext_proc_message *m)

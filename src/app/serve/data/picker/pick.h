@@ -51,6 +51,7 @@ struct pick {
     struct kvr_buf subset;      /* texts, each with its NUL */
     struct kvr_buf destination; /* of the decision: endpoints, the best first */
     struct kvr_buf told;        /* lines of headers that say who was chosen, and why */
+    const char *dropped;        /* why the request is refused, where it was for lack of room; NULL: it was not */
     int status;                 /* of an answer of the router's own; 0: none */
     struct kvr_buf head, body;  /* and the rest of it */
     uv_timer_t lease;

@@ -163,24 +163,13 @@ void pick_say_response(struct pick *p)
 
 /* ---- a refusal --------------------------------------------------------------------------------------- */
 
-/* As llm-d's picker tells it; NULL: it was not for lack of room. */
-static const char *dropped(int status)
-{
-    switch (status) {
-    case 429:
-    case 529: return "rejected-saturated";
-    case 503: return "rejected-no-endpoints";
-    default: return NULL;
-    }
-}
-
 void pick_say_refusal(struct pick *p)
 {
     struct headers set = {0};
     char details[32];
     snprintf(details, sizeof details, "kvroute_%d", p->status);
     add_lines(&set, &p->head, NULL);
-    if (dropped(p->status)) add(&set, text_of("x-llm-d-request-dropped-reason"), text_of(dropped(p->status)));
+    if (p->dropped) add(&set, text_of("x-llm-d-request-dropped-reason"), text_of(p->dropped));
     struct kvr_ext_proc_immediate m = {.status = p->status,
                                        .headers = set.list,
                                        .headers_n = set.n,

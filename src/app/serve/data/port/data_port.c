@@ -45,6 +45,7 @@ static void take_request_id(struct request *r, const struct kvr_http_request *he
 struct carriage {
     const struct carrier *carrier;
     void *ctx;
+    bool body_cut;
 };
 
 /* form: of what is routed by its prompt; NULL: it is not. Takes the note. */
@@ -58,6 +59,7 @@ static void begin(struct loop *l, struct kvr_http_conn *c, const enum kvr_prompt
     }
     r->carrier = by.carrier;
     r->carrier_ctx = by.ctx;
+    r->body_cut = by.body_cut;
     telemetry_take(r, *note);
     *note = NULL;
     COUNT(r, requests_total);
@@ -257,9 +259,10 @@ void data_port_on_carried(struct kvr_http_conn *c, struct loop *l, const struct 
 {
     struct telemetry *note = telemetry_begin(l, c);
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
-    if (!whole) kvr_http_conn_drop_body(c);
+    bool cut = !whole && rq->body_len;
+    if (cut) kvr_http_conn_drop_body(c);
     const enum kvr_prompt_form *form = rq->body_len || rq->body_unread ? client_route_form(rq->path) : NULL;
-    begin(l, c, form, (struct carriage){carrier, ctx}, &note);
+    begin(l, c, form, (struct carriage){carrier, ctx, cut}, &note);
     telemetry_local(l, note, 0);
 }
 

@@ -18,6 +18,7 @@
 #include "app/serve/data/prompt/local_tokens.h"
 #include "app/serve/data/request/admission.h"
 #include "app/serve/data/request/attempt.h"
+#include "app/serve/data/request/carrier.h"
 #include "app/serve/data/request/legs.h"
 #include "app/serve/data/request/named_model.h"
 #include "app/serve/data/request/phases.h"
@@ -125,6 +126,7 @@ static void end(struct request *r)
 
 static void end_refused(struct request *r)
 {
+    if (r->carrier) r->carrier->refused(r->carrier_ctx, r);
     struct refusal why = r->refusal;
     struct kvr_http_conn *c = request_detach(r);
     bool in_stream = c && r->early_head;

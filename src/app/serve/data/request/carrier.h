@@ -16,6 +16,8 @@ struct carrier {
     void (*decided)(void *ctx, struct attempt *a);
     /* The choice may take until then (0: not known), in ms of now_ms(). May be called again. */
     void (*waits)(void *ctx, uint64_t until_ms);
+    /* It gets an answer of the router's own: the refusal. */
+    void (*refused)(void *ctx, const struct request *r);
     /* May it take the request there? NULL: anywhere. */
     bool (*may_use)(void *ctx, const struct kvr_endpoint *e);
 };

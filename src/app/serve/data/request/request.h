@@ -240,6 +240,7 @@ struct request {
     bool routed;                    /* a completion: its tokens matter */
     bool is_head_request, deletes, explain;
     bool gives_way;              /* it is refused where it would have to wait */
+    bool body_cut;               /* its carrier has not shown all of it */
     struct pin pin, prefill_pin; /* the worker that answers, and one that computes the prompt before */
     enum wish wish;
     double priority;
