@@ -75,6 +75,13 @@ static void add(struct headers *h, struct kvr_ext_proc_text name, struct kvr_ext
     if (h->n < KVR_EXT_PROC_SET_MAX) h->list[h->n++] = (struct kvr_ext_proc_header){name, value};
 }
 
+static bool has(const struct headers *h, const char *name)
+{
+    for (size_t i = 0; i < h->n; i++)
+        if (h->list[i].name.len == strlen(name) && !memcmp(h->list[i].name.ptr, name, h->list[i].name.len)) return true;
+    return false;
+}
+
 static struct kvr_ext_proc_text text_of(const char *s)
 {
     return (struct kvr_ext_proc_text){s, strlen(s)};
@@ -104,12 +111,8 @@ static void add_lines(struct headers *h, struct kvr_buf *lines, const char *but)
 static size_t left_out(const struct headers *set, const char *out[KVR_ARRAY_LEN(strangers)])
 {
     size_t n = 0;
-    for (size_t i = 0; i < KVR_ARRAY_LEN(strangers); i++) {
-        bool said = false;
-        for (size_t k = 0; k < set->n; k++)
-            said |= set->list[k].name.len == strlen(strangers[i]) && !memcmp(set->list[k].name.ptr, strangers[i], set->list[k].name.len);
-        if (!said) out[n++] = strangers[i];
-    }
+    for (size_t i = 0; i < KVR_ARRAY_LEN(strangers); i++)
+        if (!has(set, strangers[i])) out[n++] = strangers[i];
     return n;
 }
 
@@ -169,6 +172,7 @@ void pick_say_refusal(struct pick *p)
     char details[32];
     snprintf(details, sizeof details, "kvroute_%d", p->status);
     add_lines(&set, &p->head, NULL);
+    if (p->dropped && !has(&set, "retry-after")) add(&set, text_of("retry-after"), text_of("1"));
     if (p->dropped) add(&set, text_of("x-llm-d-request-dropped-reason"), text_of(p->dropped));
     struct kvr_ext_proc_immediate m = {.status = p->status,
                                        .headers = set.list,
