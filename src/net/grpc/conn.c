@@ -95,15 +95,16 @@ static int on_data(nghttp2_session *session, uint8_t flags, int32_t id, const ui
     return 0;
 }
 
-/* The status has left. A client that goes on sending is told that nobody reads it, and then the stream is over. */
+/* A status has left: a client that goes on sending is told that nobody reads it, and then the stream is over. Or a GOAWAY. */
 static int on_sent(nghttp2_session *session, const nghttp2_frame *frame, void *ctx)
 {
     struct kvr__grpc_conn *c = ctx;
     struct kvr_grpc_stream *s = stream_of(session, frame->hd.stream_id);
     bool ends = frame->hd.type == NGHTTP2_HEADERS && frame->hd.flags & NGHTTP2_FLAG_END_STREAM;
     if (s && ends && !s->half_closed) kvr__grpc_stream_end(s, NGHTTP2_NO_ERROR);
-    if (frame->hd.type == NGHTTP2_GOAWAY && frame->goaway.error_code != NGHTTP2_NO_ERROR)
-        atomic_fetch_add(&c->server->shared->protocol_errors, 1);
+    if (frame->hd.type != NGHTTP2_GOAWAY) return 0;
+    if (frame->goaway.error_code != NGHTTP2_NO_ERROR) atomic_fetch_add(&c->server->shared->protocol_errors, 1);
+    else if (!c->told_last) nghttp2_submit_ping(session, NGHTTP2_FLAG_NONE, GOING); /* behind it: nghttp2 would send it before */
     return 0;
 }
 
@@ -365,7 +366,6 @@ void kvr__grpc_conn_go(struct kvr__grpc_conn *c)
     c->told_to_go = true;
     atomic_fetch_add(&c->server->shared->goaways, 1);
     nghttp2_submit_shutdown_notice(c->session);
-    nghttp2_submit_ping(c->session, NGHTTP2_FLAG_NONE, GOING);
     kvr__grpc_conn_dirty(c);
 }
 

@@ -10,8 +10,8 @@
  *
  * Memory. What a stream holds is what has come of a message that is not whole, what waits to be sent, and what the handler says it keeps
  * (kvr_grpc_hold). While all streams of a server hold more than memory_max, a stream that holds something is given no window, so its client
- * waits, and new streams begin with a small one; streams that hold nothing run on. Nobody fails. Bytes that only their own streams could
- * free would stay for ever, so one stream after the other is given a little, as long as nothing is freed.
+ * waits, and new streams begin with a small one; streams that hold nothing run on. Nobody fails. Where all that is held is of messages and
+ * bodies that are not whole nothing would ever be freed, so one such stream is let through, and then the next.
  *
  * Limits: messages message_max, what one stream has to be sent write_max, streams, connections, the head of a call as that of a request
  * (http.h). One that is reached is counted, and ends a stream or a connection, never more.

@@ -25,7 +25,7 @@ struct kvr__grpc_conn;
 struct kvr_grpc_server {
     uv_loop_t *loop;
     uv_poll_t listener;
-    uv_timer_t sweep, trickle;
+    uv_timer_t sweep, favour;
     uv_prepare_t before; /* both flush */
     uv_check_t after;
     struct kvr_grpc_server_config config;
@@ -34,10 +34,12 @@ struct kvr_grpc_server {
     nghttp2_option *options;
     struct kvr__grpc_conn *conns, *oldest, *dirty;
     struct kvr_grpc_stream *owing, *owing_last; /* that are owed window, oldest first */
+    struct kvr_grpc_stream *favoured;           /* that owes nothing though it holds something; NULL: none */
     size_t connections, streams, held;
     int fd, handles;
     bool listening, deaf, draining, closed;
     bool tight;                  /* memory_max was reached, and what is held is not yet much less */
+    bool favour_used;            /* something of the favoured one has come since it was looked at */
     struct kvr_buf out;          /* what leaves in one write */
     char plain[64 * 1024];       /* what TLS has made of read_buffer */
     char read_buffer[64 * 1024]; /* reads are handled before the next one */
@@ -108,7 +110,6 @@ void kvr__grpc_stream_half_close(struct kvr_grpc_stream *s);
 void kvr__grpc_stream_gone(struct kvr_grpc_stream *s); /* tells the handler; it holds nothing any more */
 void kvr__grpc_stream_free(struct kvr_grpc_stream *s);
 void kvr__grpc_stream_end(struct kvr_grpc_stream *s, uint32_t code); /* RST_STREAM, with a code of HTTP/2 */
-void kvr__grpc_trickle(struct kvr_grpc_server *s);                   /* one stream is given what it is owed */
 
 /* server.c */
 void kvr__grpc_conn_gone(struct kvr__grpc_conn *c); /* its memory may go */

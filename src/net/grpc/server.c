@@ -199,10 +199,10 @@ static nghttp2_option *options(void)
 static void init_handles(struct kvr_grpc_server *s)
 {
     uv_timer_init(s->loop, &s->sweep);
-    uv_timer_init(s->loop, &s->trickle);
+    uv_timer_init(s->loop, &s->favour);
     uv_prepare_init(s->loop, &s->before);
     uv_check_init(s->loop, &s->after);
-    s->listener.data = s->sweep.data = s->trickle.data = s->before.data = s->after.data = s;
+    s->listener.data = s->sweep.data = s->favour.data = s->before.data = s->after.data = s;
     s->handles = 4;
 }
 
@@ -273,7 +273,7 @@ void kvr_grpc_server_close(struct kvr_grpc_server *s)
     if (!s || s->closed) return;
     s->closed = true;
     go_deaf(s);
-    uv_handle_t *const handles[] = {(uv_handle_t *)&s->sweep, (uv_handle_t *)&s->trickle, (uv_handle_t *)&s->before,
+    uv_handle_t *const handles[] = {(uv_handle_t *)&s->sweep, (uv_handle_t *)&s->favour, (uv_handle_t *)&s->before,
                                     (uv_handle_t *)&s->after};
     for (size_t i = 0; i < KVR_ARRAY_LEN(handles); i++) uv_close(handles[i], on_handle_closed);
     for (struct kvr__grpc_conn *c = s->conns; c; c = c->next) kvr__grpc_conn_close(c);

@@ -43,14 +43,19 @@ static void repay(struct kvr_grpc_stream *s)
     kvr__grpc_conn_dirty(s->conn);
 }
 
-void kvr__grpc_trickle(struct kvr_grpc_server *server)
+/* Whose turn is it? Of one that has all its body, or is slow, nothing has come for a while. */
+static void favour_next(struct kvr_grpc_server *server)
 {
+    server->favoured = server->owing;
+    server->favour_used = false;
     if (server->owing) repay(server->owing);
 }
 
-static void on_trickle(uv_timer_t *t)
+static void on_favour(uv_timer_t *t)
 {
-    kvr__grpc_trickle(t->data);
+    struct kvr_grpc_server *server = t->data;
+    if (!server->favour_used) favour_next(server);
+    server->favour_used = false;
 }
 
 /* New streams begin with so much, and those that run have as much more, or less, as it differs from what was said before. */
@@ -66,17 +71,18 @@ static void set_windows(struct kvr_grpc_server *server, uint32_t window)
 
 static void look_at_memory(struct kvr_grpc_server *server)
 {
-    enum { TRICKLE_MS = 50 };
+    enum { FAVOUR_MS = 50 };
     size_t max = server->config.memory_max;
     if (max == 0 || server->closed) return;
     if (!server->tight && server->held > max) {
         server->tight = true;
         atomic_fetch_add(&server->shared->windows_closed, 1);
         set_windows(server, KVR__GRPC_WINDOW_SMALL);
-        uv_timer_start(&server->trickle, on_trickle, TRICKLE_MS, TRICKLE_MS);
+        uv_timer_start(&server->favour, on_favour, FAVOUR_MS, FAVOUR_MS);
     } else if (server->tight && server->held <= max - max / 4) {
         server->tight = false;
-        uv_timer_stop(&server->trickle);
+        uv_timer_stop(&server->favour);
+        server->favoured = NULL;
         set_windows(server, KVR__GRPC_WINDOW);
         while (server->owing) repay(server->owing);
     }
@@ -92,6 +98,7 @@ static void account(struct kvr_grpc_stream *s)
     atomic_fetch_add_explicit(&server->shared->held, now - s->held, memory_order_relaxed);
     s->held = now;
     if (now == 0) repay(s);
+    if (now == 0 && s == server->favoured) favour_next(server);
     look_at_memory(server);
 }
 
@@ -121,6 +128,7 @@ void kvr__grpc_stream_gone(struct kvr_grpc_stream *s)
     s->opened = false;
     if (tell) h->on_gone(s, h->ctx);
     forget_owed(s);
+    if (s == s->conn->server->favoured) favour_next(s->conn->server);
     if (!s->in.given) kvr_buf_free(&s->in.part); /* else the handler may be looking at it yet */
     kvr_buf_free(&s->out);
     s->out_at = s->kept = 0;
@@ -340,8 +348,10 @@ void kvr__grpc_stream_data(struct kvr_grpc_stream *s, const uint8_t *data, size_
     if (s->opened) take_messages(s, (struct kvr__grpc_piece){data, len});
     if (s->conn->closing) return;
     account(s);
-    if (s->conn->server->tight && s->held) owe(s, len);
-    else nghttp2_session_consume_stream(s->conn->session, s->id, len);
+    struct kvr_grpc_server *server = s->conn->server;
+    if (s == server->favoured) server->favour_used = true;
+    else if (server->tight && s->held) owe(s, len);
+    if (!s->is_owing) nghttp2_session_consume_stream(s->conn->session, s->id, len);
     kvr__grpc_conn_dirty(s->conn);
 }
 
