@@ -10,6 +10,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
 PAGE = os.path.join(ROOT, "docs/reference/metrics.md")
 os.environ.setdefault("KVROUTE", os.path.join(ROOT, "build/release/kvroute"))
+SHORT = {"*rank*": {"dp_rank", "worker_id"}, "*partition*": {"block_size", "model", "routing_group"}}  # labels that go together, as the page says
 BEGIN, END = "<!-- scripts/metrics_page.py writes from here -->\n", "<!-- to here -->\n"
 SECTIONS = [
     ("Requests by model", r"(request_(first|duration|ends)|requests_(running|waiting)|time_to_first|inter_token|time_per_out|queue_wait_|tokenize_seconds|model_names)"),
@@ -52,26 +53,38 @@ def families(text):
     out = {}
     for kind, name, rest in re.findall(r"^# (HELP|TYPE) (\S+) (.*)$", text, re.M):
         out.setdefault(name, ["", set(), ""])[2 if kind == "HELP" else 0] = rest
+    for name, (kind, labels, _) in out.items():  # the page has no column of types
+        assert (kind == "counter") == name.endswith("_total"), name
+        labels |= {"le"} if kind == "histogram" else set()
     for name, labels in re.findall(r"^(\w+)\{(.*)\} ", text, re.M):
         family = name if name in out else re.sub(r"_(bucket|sum|count)$", "", name)
         out[family][1] |= set(re.findall(r'(\w+)="', labels)) - {"le"}
     return out
 
 
+def read_labels(cell):
+    return set(re.findall(r"`(\w+)`", cell)).union(*(s for k, s in SHORT.items() if k in cell))
+
+
+def write_labels(labels):
+    short = [k for k, s in SHORT.items() if s <= labels]
+    return ", ".join(short + [f"`{l}`" for l in sorted(labels.difference(*(SHORT[k] for k in short)))])
+
+
 def tables(have, page):
-    for name, labels in re.findall(r"^\| `(\w+)` \| \w+ \| (.*?) \| ", page, re.M):
+    for name, labels in re.findall(r"^\| `(\w+)` \| (.*?)\| ", page, re.M):
         if name in have:
-            have[name][1] |= set(re.findall(r"`(\w+)`", labels))
+            have[name][1] |= read_labels(labels)
     left, out = dict(have), []
     for title, pattern in SECTIONS:
         names = sorted(n for n in left if re.match(pattern, n.removeprefix("kvroute_")))
         if not names:
             continue
-        out.append(f"\n## {title}\n\n| metric | type | labels | meaning |\n|---|---|---|---|\n")
+        out.append(f"\n## {title}\n\n| metric | labels | meaning |\n|---|---|---|\n")
         for n in names:
-            kind, labels, meaning = left.pop(n)
+            _, labels, meaning = left.pop(n)
             meaning = meaning.replace("|", "\\|").replace("<", "&lt;")
-            out.append(f"| `{n}` | {kind} | {', '.join(f'`{l}`' for l in sorted(labels)) or '-'} | {meaning} |\n")
+            out.append(f"| `{n}` | {write_labels(labels)} | {meaning} |\n")
     return "".join(out) + "\n"
 
 
