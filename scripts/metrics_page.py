@@ -10,7 +10,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
 PAGE = os.path.join(ROOT, "docs/reference/metrics.md")
 os.environ.setdefault("KVROUTE", os.path.join(ROOT, "build/release/kvroute"))
-SHORT = {"*rank*": {"dp_rank", "worker_id"}, "*partition*": {"block_size", "model", "routing_group"}}  # labels that go together, as the page says
+SHORT = {"RANK": {"dp_rank", "worker_id"}, "PARTITION": {"block_size", "model", "routing_group"}}  # labels that go together, as the page says
 BEGIN, END = "<!-- scripts/metrics_page.py writes from here -->\n", "<!-- to here -->\n"
 SECTIONS = [
     ("Requests by model", r"(request_(first|duration|ends)|requests_(running|waiting)|time_to_first|inter_token|time_per_out|queue_wait_|tokenize_seconds|model_names)"),
@@ -62,17 +62,19 @@ def families(text):
     return out
 
 
-def read_labels(cell):
-    return set(re.findall(r"`(\w+)`", cell)).union(*(s for k, s in SHORT.items() if k in cell))
+def read_labels(text):
+    """Of `name{label,...}`, as the page has it, what is in the braces."""
+    return {l for word in text.split(",") for l in SHORT.get(word, [word] if word else [])}
 
 
 def write_labels(labels):
     short = [k for k, s in SHORT.items() if s <= labels]
-    return ", ".join(short + [f"`{l}`" for l in sorted(labels.difference(*(SHORT[k] for k in short)))])
+    words = short + sorted(labels.difference(*(SHORT[k] for k in short)))
+    return f"{{{','.join(words)}}}" if words else ""
 
 
 def tables(have, page):
-    for name, labels in re.findall(r"^\| `(\w+)` \| (.*?)\| ", page, re.M):
+    for name, labels in re.findall(r"^\| `(\w+)(?:{([\w,]*)})?` \| ", page, re.M):
         if name in have:
             have[name][1] |= read_labels(labels)
     left, out = dict(have), []
@@ -80,11 +82,11 @@ def tables(have, page):
         names = sorted(n for n in left if re.match(pattern, n.removeprefix("kvroute_")))
         if not names:
             continue
-        out.append(f"\n## {title}\n\n| metric | labels | meaning |\n|---|---|---|\n")
+        out.append(f"\n## {title}\n\n| metric | meaning |\n|---|---|\n")
         for n in names:
             _, labels, meaning = left.pop(n)
             meaning = meaning.replace("|", "\\|").replace("<", "&lt;")
-            out.append(f"| `{n}` | {write_labels(labels)} | {meaning} |\n")
+            out.append(f"| `{n}{write_labels(labels)}` | {meaning} |\n")
     return "".join(out) + "\n"
 
 
