@@ -1,9 +1,7 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the tables of docs/reference/metrics.md from what a running `kvroute serve` (the release build) says of its metrics: of those families that
-the dashboard, the rules or another page name. --check: only says what is missing. Labels that a family has only in other fleets stay as they stand in
-the page."""
-import glob
+"""Writes the tables of docs/reference/metrics.md from what a running `kvroute serve` (the release build) says of its metrics. --check: only says what
+is missing. Labels that a family has only in other fleets stay as they stand in the page."""
 import os
 import re
 import sys
@@ -75,21 +73,11 @@ def write_labels(labels):
     return f"{{{','.join(words)}}}" if words else ""
 
 
-def named(have):
-    """Of these names those that the dashboard, the rules or another page have."""
-    files = glob.glob(f"{ROOT}/deploy/*/kvroute.*") + [p for p in glob.glob(f"{ROOT}/docs/**/*.md", recursive=True) if not p.endswith("/metrics.md")]
-    words = set()
-    for path in files:
-        with open(path, encoding="utf-8") as f:
-            words |= set(re.findall(r"\b(?:kvroute|process)_\w+", f.read()))
-    return {n for n in have if {n, f"{n}_bucket", f"{n}_sum", f"{n}_count"} & words}
-
-
 def tables(have, page):
     for name, labels in re.findall(r"^\| `(\w+)(?:{([\w,]*)})?` \| ", page, re.M):
         if name in have:
             have[name][1] |= read_labels(labels)
-    left, out = {n: have[n] for n in named(have)}, []
+    left, out = dict(have), []
     for title, pattern in SECTIONS:
         names = sorted(n for n in left if re.match(pattern, n.removeprefix("kvroute_")))
         if not names:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What operators look at, with a real Prometheus over a running fleet: every panel of the dashboard shows something, every rule can be
-evaluated and finds its metrics, none of the alerts speaks of a healthy fleet, and the documents have every alert, and the metrics that are named."""
+evaluated and finds its metrics, none of the alerts speaks of a healthy fleet, and the documents have every metric and alert."""
 import json
 import math
 import os
@@ -202,16 +202,15 @@ def test_every_alert_says_what_to_do_and_has_a_unit_test():
     assert set(re.findall(r"^### (\w+)$", docs, re.M)) == set(alerts)
 
 
-def test_the_document_has_every_metric_that_is_named_and_no_other(scene):
+def test_the_document_has_every_metric_and_no_other(scene):
     s, _, traffic = scene
     rows = re.findall(r"^\| `([a-z0-9_]+)(?:{([\w,]*)})?` \| (.*) \|$", read(os.path.join(ROOT, "docs/reference/metrics.md")), re.M)
     told = {name: (metrics_page.read_labels(labels), meaning) for name, labels, meaning in rows}
     unsaid = {}
     for router in (s, traffic.legs):
         have, said = page(router), helps(router)
-        assert set(told) == metrics_page.named(have)
-        for name in told:
-            kind, samples = have[name]
+        assert sorted(set(have) - set(told)) == [] and sorted(set(told) - set(have)) == []
+        for name, (kind, samples) in have.items():
             labels = {k for _, pairs in samples for k, _ in pairs}
             said_labels, meaning = told[name]
             said_kind = "counter" if name.endswith("_total") else "histogram" if "le" in said_labels else "gauge"
