@@ -10,6 +10,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
 PAGE = os.path.join(ROOT, "docs/reference/metrics.md")
 os.environ.setdefault("KVROUTE", os.path.join(ROOT, "build/release/kvroute"))
+SHORT = {"RANK": {"dp_rank", "worker_id"}, "PARTITION": {"block_size", "model", "routing_group"}}  # labels that go together, as the page says
 BEGIN, END = "<!-- scripts/metrics_page.py writes from here -->\n", "<!-- to here -->\n"
 SECTIONS = [
     ("Requests by model", r"(request_(first|duration|ends)|requests_(running|waiting)|time_to_first|inter_token|time_per_out|queue_wait_|tokenize_seconds|model_names)"),
@@ -24,6 +25,7 @@ SECTIONS = [
     ("The router's own time", r"router_overhead"),
     ("Prefill and decode workers", r"(disagg|prefill_leg|handoff|kv_wait)"),
     ("Ports, access, TLS", r"(http_|access_|tls_|key_|status_)"),
+    ("Gateways that ask by external processing", r"(grpc_|ext_proc_)"),
     ("Other routers, event plane, discovery", r"(replica|served|remote|indexer|event_plane|durable|discovery)"),
     ("Files, logs, traces, configuration", r"(record|data_dir|trace|config|log_)"),
     ("The process", r"(process_|build_info|draining)"),
@@ -33,11 +35,11 @@ SECTIONS = [
 
 def scrape():
     """The text of /metrics of a small fleet that has answered some requests."""
-    from conftest import Mock, Serve, call, wait_for
+    from conftest import Mock, Serve, call, free_ports, wait_for
     made = []
     try:
         made.append(m := Mock())
-        made.append(s := Serve([m.spec(f",metrics=http://127.0.0.1:{m.port}/metrics")]))
+        made.append(s := Serve([m.spec(f",metrics=http://127.0.0.1:{m.port}/metrics")], "--ext-proc-port", free_ports()))
         for i in range(6):
             s.complete("a prompt of some blocks, " * 9, model="mock", stream=bool(i % 2))
         wait_for("an engine's load", lambda: s.metric("engine_metrics_reads_total") > 0)
@@ -52,26 +54,40 @@ def families(text):
     out = {}
     for kind, name, rest in re.findall(r"^# (HELP|TYPE) (\S+) (.*)$", text, re.M):
         out.setdefault(name, ["", set(), ""])[2 if kind == "HELP" else 0] = rest
+    for name, (kind, labels, _) in out.items():  # the page has no column of types
+        assert (kind == "counter") == name.endswith("_total"), name
+        labels |= {"le"} if kind == "histogram" else set()
     for name, labels in re.findall(r"^(\w+)\{(.*)\} ", text, re.M):
         family = name if name in out else re.sub(r"_(bucket|sum|count)$", "", name)
         out[family][1] |= set(re.findall(r'(\w+)="', labels)) - {"le"}
     return out
 
 
+def read_labels(text):
+    """Of `name{label,...}`, as the page has it, what is in the braces."""
+    return {l for word in text.split(",") for l in SHORT.get(word, [word] if word else [])}
+
+
+def write_labels(labels):
+    short = [k for k, s in SHORT.items() if s <= labels]
+    words = short + sorted(labels.difference(*(SHORT[k] for k in short)))
+    return f"{{{','.join(words)}}}" if words else ""
+
+
 def tables(have, page):
-    for name, labels in re.findall(r"^\| `(\w+)` \| \w+ \| (.*?) \| ", page, re.M):
+    for name, labels in re.findall(r"^\| `(\w+)(?:{([\w,]*)})?` \| ", page, re.M):
         if name in have:
-            have[name][1] |= set(re.findall(r"`(\w+)`", labels))
+            have[name][1] |= read_labels(labels)
     left, out = dict(have), []
     for title, pattern in SECTIONS:
         names = sorted(n for n in left if re.match(pattern, n.removeprefix("kvroute_")))
         if not names:
             continue
-        out.append(f"\n## {title}\n\n| metric | type | labels | meaning |\n|---|---|---|---|\n")
+        out.append(f"\n## {title}\n\n| metric | meaning |\n|---|---|\n")
         for n in names:
-            kind, labels, meaning = left.pop(n)
+            _, labels, meaning = left.pop(n)
             meaning = meaning.replace("|", "\\|").replace("<", "&lt;")
-            out.append(f"| `{n}` | {kind} | {', '.join(f'`{l}`' for l in sorted(labels)) or '-'} | {meaning} |\n")
+            out.append(f"| `{n}{write_labels(labels)}` | {meaning} |\n")
     return "".join(out) + "\n"
 
 

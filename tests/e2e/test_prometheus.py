@@ -9,6 +9,7 @@ import threading
 
 import pytest
 
+import metrics_page
 from conftest import Mock, Serve, call, free_ports, wait_for
 from prom_parts import DEPLOY, ROOT, RULES, Prometheus, expressions, promtool, scaled
 from test_metrics import families
@@ -203,16 +204,18 @@ def test_every_alert_says_what_to_do_and_has_a_unit_test():
 
 def test_the_document_has_every_metric_and_no_other(scene):
     s, _, traffic = scene
-    told = dict(re.findall(r"^\| `([a-z0-9_]+)` \| (.*) \|$", read(os.path.join(ROOT, "docs/reference/metrics.md")), re.M))
+    rows = re.findall(r"^\| `([a-z0-9_]+)(?:{([\w,]*)})?` \| (.*) \|$", read(os.path.join(ROOT, "docs/reference/metrics.md")), re.M)
+    told = {name: (metrics_page.read_labels(labels), meaning) for name, labels, meaning in rows}
     unsaid = {}
     for router in (s, traffic.legs):
         have, said = page(router), helps(router)
         assert sorted(set(have) - set(told)) == [] and sorted(set(told) - set(have)) == []
         for name, (kind, samples) in have.items():
-            labels = {k for _, pairs in samples for k, _ in pairs} - {"le"}
-            said_kind, said_labels, meaning = told[name].split(" | ", 2)
+            labels = {k for _, pairs in samples for k, _ in pairs}
+            said_labels, meaning = told[name]
+            said_kind = "counter" if name.endswith("_total") else "histogram" if "le" in said_labels else "gauge"
             assert said_kind == kind and meaning.replace("\\|", "|").replace("&lt;", "<") == said[name], f"{name}: scripts/metrics_page.py writes the page"
-            unsaid.update({name: labels} if not labels <= set(re.findall(r"`(\w+)`", said_labels)) else {})
+            unsaid.update({name: labels} if not labels <= said_labels else {})
     assert not unsaid, f"labels that the page does not have: {unsaid}"
 
 
