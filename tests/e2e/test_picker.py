@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The endpoint picker, asked by python3-grpcio as Envoy asks: what it decides, when, and that each booking ends once. tests/gateway has a real Envoy."""
+import json
+
+import pytest
+
+pytest.importorskip("grpc", reason="python3-grpcio is not installed")
+import grpc  # noqa: E402
+from conftest import SLOW, Mock, stays, wait_for  # noqa: E402
+from picker_parts import BUFFERED, DESTINATION, DUPLEX, NONE, PARTIAL, STREAMED, Picker, Talk, built, channel_to, pb, set_by  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not built(), reason="built without nghttp2 or protobuf-c")
+EVENT = b'data: {"id":"a","choices":[{"text":"x"}]}\n\n'
+PROMPT = json.dumps({"prompt": list(range(64)), "max_tokens": 4, "model": "mock"}).encode()
+
+
+@pytest.fixture
+def talk():
+    made = []
+
+    def to(picker, metadata=()):
+        made.append(channel_to(picker.grpc))
+        return Talk(made[-1], metadata)
+    yield to
+    for channel in made:
+        channel.close()
+
+
+def ask(t, modes=(BUFFERED, STREAMED), body=PROMPT, **kw):
+    """Returns: the headers that are set."""
+    t.head(modes=modes, **kw)
+    t.body(body)
+    if modes[0] in (BUFFERED, PARTIAL):
+        assert t.heard().request_headers.response == pb.CommonResponse()
+    return t.decision()
+
+
+def ended(t):
+    with pytest.raises(StopIteration):
+        t.heard()
+
+
+def test_the_decision_is_told_and_the_booking_ends_with_the_response(start, talk):
+    m = start(Mock)
+    p = start(Picker, [m])
+    t = talk(p)
+    said = ask(t)
+    assert said[DESTINATION] == f"127.0.0.1:{m.port}" and said["x-kvroute-worker"] == "1" and said["x-kvroute-reason"]
+    assert p.booked() == 1
+    t.response(address=f"127.0.0.1:{m.port}", content_type="text/event-stream")
+    assert set_by(t.heard().response_headers)["x-kvroute-worker"] == "1"
+    assert p.get("/loads")[0]["active_prefill_tokens"] > 0  # headers are no sign of a first token
+    t.response_body(EVENT)
+    assert t.heard().response_body.response == pb.CommonResponse()
+    assert p.get("/loads")[0]["active_prefill_tokens"] == 0 and p.booked() == 1
+    t.response_body(b"data: [DONE]\n\n", end=True)
+    t.heard()
+    assert p.booked() == 0
+    t.close()
+    ended(t)
+    assert p.metric("requests_total") == 1 and p.metric("ext_proc_decisions_total") == 1
+
+
+def test_a_body_that_goes_both_ways_comes_back_in_pieces_behind_the_decision(start, talk):
+    m = start(Mock)
+    p = start(Picker, [m])
+    t = talk(p)
+    body = PROMPT[:-1] + b',"user":"' + b"u" * 150000 + b'"}'
+    t.head(modes=(DUPLEX, DUPLEX))
+    for i in range(0, len(body), 40000):
+        t.body(body[i:i + 40000], end=False)
+    t.body(b"")
+    assert t.decision()[DESTINATION].endswith(str(m.port))
+    got, end = b"", False
+    while not end:
+        piece = t.heard().request_body.response.body_mutation.streamed_response
+        assert len(piece.body) <= 62000
+        got, end = got + piece.body, piece.end_of_stream
+    assert got == body
+    t.response(content_type="application/json")
+    t.heard()
+    t.response_body(b'{"a":1}', end=True)
+    echo = t.heard().response_body.response.body_mutation.streamed_response
+    assert echo.body == b'{"a":1}' and echo.end_of_stream and p.booked() == 0
+
+
+@pytest.mark.parametrize("stage", ["head", "body", "decided", "response", "stream"])
+def test_a_client_that_leaves_gives_its_booking_back(start, talk, stage):
+    p = start(Picker, [start(Mock)])
+    t = talk(p)
+    t.head()
+    if stage != "head":
+        t.body(PROMPT[:-5], end=False) if stage == "body" else t.body(PROMPT)
+    t.heard()
+    if stage not in ("head", "body"):
+        t.decision()
+        assert p.booked() == 1
+    if stage in ("response", "stream"):
+        t.response(content_type="text/event-stream")
+        t.heard()
+    if stage == "stream":
+        t.response_body(EVENT)
+        t.heard()
+    t.call.cancel()
+    wait_for("nothing booked", lambda: p.booked() == 0)
+    wait_for("no stream", lambda: p.metric("grpc_streams", port="ext_proc") == 0)
+
+
+def test_a_request_without_a_body_is_decided_at_its_headers(start, talk):
+    p = start(Picker, [start(Mock)])
+    t = talk(p)
+    t.head("/v1/models", method="GET", end=True, modes=(DUPLEX, DUPLEX))
+    assert DESTINATION in t.decision()
+    ended(t)
+    wait_for("nothing booked", lambda: p.booked() == 0)
+
+
+def test_an_unknown_path_is_passed_on_with_its_body(start, talk):
+    p = start(Picker, [start(Mock)])
+    t = talk(p)
+    t.head("/other", modes=(DUPLEX, DUPLEX), content_length="200000")
+    assert DESTINATION in t.decision()
+    t.body(b"x" * 200000)
+    got = b""
+    for answer in t.call:
+        got += answer.request_body.response.body_mutation.streamed_response.body
+    assert got == b"x" * 200000
+
+
+def test_bodies_that_are_not_shown_are_chosen_by_load(start, talk):
+    p = start(Picker, [start(Mock)])
+    t = talk(p)
+    t.head(modes=(STREAMED, STREAMED))
+    assert DESTINATION in t.decision()
+    t.body(PROMPT)
+    assert t.heard().request_body.response == pb.CommonResponse()
+    t = talk(p)
+    t.head(modes=(PARTIAL, STREAMED))
+    t.body(PROMPT[:20], end=False)
+    t.heard()
+    assert t.decision()["x-kvroute-reason"] == "load-body-cut"
+    assert p.metric("ext_proc_by_load_total") == 1
+
+
+def test_the_choice_keeps_to_the_subset(start, talk):
+    mocks = [start(Mock) for _ in range(3)]
+    p = start(Picker, mocks)
+    for m in mocks:
+        assert ask(talk(p), subset=[f"127.0.0.1:{m.port}"])[DESTINATION] == f"127.0.0.1:{m.port}"
+    for subset in ([], ["10.0.0.1:80"]):
+        refused = ask_refused(talk(p), subset=subset)
+        assert refused.status.code == 503 and dict_of(refused)["x-llm-d-request-dropped-reason"] == "rejected-no-endpoints"
+
+
+def dict_of(immediate):
+    return {h.header.key.decode(): h.header.raw_value.decode() for h in immediate.headers.set_headers}
+
+
+def ask_refused(t, body=PROMPT, **kw):
+    t.head(**kw)
+    t.body(body)
+    answers = list(t.call)
+    assert answers[-1].WhichOneof("response") == "immediate_response", answers
+    return answers[-1].immediate_response
+
+
+@pytest.mark.parametrize("body,status", [(b"{", 400), (json.dumps({"prompt": "x", "model": "nobody"}).encode(), 404)])
+def test_what_the_router_refuses_the_gateway_answers(start, talk, body, status):
+    p = start(Picker, [start(Mock)])
+    refused = ask_refused(talk(p), body=body)
+    assert refused.status.code == status and json.loads(refused.body)["error"]["message"] and refused.details == f"kvroute_{status}".encode()
+    assert dict_of(refused)["content-type"] == "application/json"
+
+
+def test_too_large_a_body_is_refused_before_it_is_held(start, talk):
+    p = start(Picker, [start(Mock)], "--max-body-size", "1MiB")
+    t = talk(p)
+    t.head(content_length=str(2 << 20))
+    assert [a.immediate_response.status.code for a in t.call] == [413]
+
+
+def test_who_waits_asks_the_gateway_to_wait_and_goes_when_its_turn_comes(start, talk):
+    p = start(Picker, [start(Mock)], "--router-queue-requests", 1, "--queue-timeout", 50)
+    first, second = talk(p), talk(p)
+    ask(first)
+    second.head()
+    second.body(PROMPT)
+    second.heard()
+    assert second.heard().override_message_timeout.seconds > 40
+    first.call.cancel()
+    assert DESTINATION in second.decision()
+
+
+def test_requests_of_a_negative_objective_do_not_wait(start, talk):
+    p = start(Picker, [start(Mock)], "--router-queue-requests", 1, "--objective", "batch=-1,chat=5")
+    running = talk(p)
+    ask(running)
+    refused = ask_refused(talk(p), x_gateway_inference_objective="batch")
+    assert refused.status.code == 429 and dict_of(refused)["x-llm-d-request-dropped-reason"] == "rejected-saturated" and dict_of(refused)["retry-after"]
+
+
+def test_a_response_that_is_not_shown_ends_with_the_stream_or_by_its_time(start, talk):
+    p = start(Picker, [start(Mock)], "--ext-proc-unseen-secs", 1)
+    t = talk(p)
+    ask(t, modes=(BUFFERED, NONE))
+    t.response(content_type="text/event-stream")
+    t.heard()
+    stays("booked", lambda: p.booked() == 1, 0.3)
+    t.close()
+    wait_for("free", lambda: p.booked() == 0)
+    assert p.metric("ext_proc_unseen_total") == 0
+    t = talk(p)
+    ask(t, modes=(DUPLEX, NONE))
+    t.heard()
+    t.response(content_type="text/event-stream")
+    t.heard()
+    t.close()
+    ended(t)
+    assert p.metric("grpc_streams", port="ext_proc") == 0
+    wait_for("free", lambda: p.booked() == 0)
+    assert p.metric("ext_proc_unseen_total") == 1
+
+
+def test_a_response_from_elsewhere_moves_the_booking_and_blames_nobody(start, talk):
+    mocks = [start(Mock), start(Mock)]
+    p = start(Picker, mocks, "--ext-proc-fallbacks", 1)
+    t = talk(p)
+    endpoints = ask(t)[DESTINATION].split(",")
+    assert sorted(endpoints) == sorted(f"127.0.0.1:{m.port}" for m in mocks)
+    t.response(address=endpoints[1], content_type="text/event-stream")
+    t.heard()
+    other = [i + 1 for i, m in enumerate(mocks) if endpoints[1].endswith(str(m.port))]
+    assert [x["worker_id"] for x in p.get("/loads") if x["active_requests"]] == other
+    assert p.metric("ext_proc_served_elsewhere_total") == 1
+    t.response_body(b"", end=True)
+    t.heard()
+    assert p.booked() == 0
+
+
+def test_both_workers_of_two_legs_are_told(start, talk):
+    prefill, decode = start(Mock), start(Mock)
+    p = start(Picker, [prefill.spec(",role=prefill"), decode.spec(",role=decode")])
+    t = talk(p)
+    said = ask(t)
+    assert said[DESTINATION] == f"127.0.0.1:{decode.port}" and said["x-prefiller-host-port"] == f"127.0.0.1:{prefill.port}"
+    assert p.booked() == 2
+    t.response(address=said[DESTINATION], content_type="text/event-stream")
+    t.heard()
+    t.response_body(EVENT)
+    t.heard()
+    assert p.booked() == 1  # the prompt is computed
+    t.response_body(b"data: [DONE]\n\n", end=True)
+    t.heard()
+    assert p.booked() == 0
+
+
+def test_a_header_that_only_a_picker_may_set_is_taken_from_clients(start, talk):
+    p = start(Picker, [start(Mock)])
+    t = talk(p)
+    t.head(x_prefiller_host_port="10.0.0.1:80")
+    t.body(PROMPT)
+    t.heard()
+    assert b"x-prefiller-host-port" in t.heard().request_body.response.header_mutation.remove_headers
+
+
+def test_messages_out_of_turn_end_the_stream_and_nothing_else(start, talk):
+    p = start(Picker, [start(Mock)])
+    for first in ({"response_headers": pb.Headers()}, {"request_body": pb.Body(body=b"x")}, {}):
+        t = talk(p)
+        t.say(**first)
+        with pytest.raises(grpc.RpcError) as e:
+            t.heard()
+        assert e.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    t = talk(p)
+    t.head()
+    t.head()
+    t.heard()
+    with pytest.raises(grpc.RpcError) as e:
+        t.heard()
+    assert e.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    t = talk(p)
+    ask(t)
+    t.body(PROMPT)  # one too many
+    t.response(end=True)
+    t.heard()
+    wait_for("nothing booked", lambda: p.booked() == 0)
+
+
+def test_header_values_that_would_end_a_line_are_refused(start, talk):
+    p = start(Picker, [start(Mock)])
+    assert ask_refused(talk(p), x_a="1\r\nx-b: 2").status.code == 400
+    assert ask_refused(talk(p), path="no path").status.code == 400
+
+
+def test_health_is_told_by_name(start):
+    p = start(Picker, [start(Mock)])
+    for port in (p.grpc, p.health):
+        with channel_to(port) as c:
+            check = c.unary_unary("/grpc.health.v1.Health/Check", pb.HealthCheckRequest.SerializeToString, pb.HealthCheckResponse.FromString)
+            for name in (b"", b"liveness", b"readiness", b"inference-extension", b"envoy.service.ext_proc.v3.ExternalProcessor"):
+                assert check(pb.HealthCheckRequest(service=name), timeout=20 * SLOW).status == 1
+            with pytest.raises(grpc.RpcError) as e:
+                check(pb.HealthCheckRequest(service=b"other"), timeout=20 * SLOW)
+            assert e.value.code() == grpc.StatusCode.NOT_FOUND
+            if port == p.health:
+                with pytest.raises(grpc.RpcError) as e:
+                    Talk(c).heard()
+                assert e.value.code() == grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_who_watches_hears_that_no_worker_is_left(start):
+    m = start(Mock)
+    p = start(Picker, [m])
+    with channel_to(p.grpc) as c:
+        watch = c.unary_stream("/grpc.health.v1.Health/Watch", pb.HealthCheckRequest.SerializeToString, pb.HealthCheckResponse.FromString)
+        told = watch(pb.HealthCheckRequest(service=b"readiness"), timeout=60 * SLOW)
+        assert next(told).status == 1
+        m.kill()
+        assert next(told).status == 2
+        told.cancel()
+
+
+def test_a_router_that_ends_lets_running_requests_end(start, talk):
+    p = start(Picker, [start(Mock)])
+    t = talk(p)
+    ask(t)
+    p.p.terminate()
+    t.response(content_type="text/event-stream")
+    t.heard()
+    t.response_body(EVENT)
+    t.heard()
+    t.response_body(b"data: [DONE]\n\n", end=True)
+    t.heard()
+    t.close()
+    ended(t)
+    p.p.wait(30 * SLOW)
+    assert p.p.returncode == 0
