@@ -74,6 +74,9 @@ for f in build/fuzz/fuzzers/fuzz_*; do
   if [ "$name" = fuzz_options ]; then
     printf 'port: 1\nno-kv-events: true\nworker:\n- {url: "http://h:1", model: "a,b", taint: [x, y]}\n- http://h:2,k=\\,v\ntokenizer-dir: {m: /x}\ndiscovery-worker: {tp: 2}\nuse-remote-indexer: [http://h:1, http://h:2]\n' >"$work/$name/a"
   fi
+  if [ "$name" = fuzz_ext_proc ]; then
+    while read -r vector h; do printf "\\3$(echo "$h" | sed 's/../\\x&/g')" >"$work/$name/$vector"; done <tests/vectors/ext_proc/messages.txt
+  fi
   if [ "$name" = fuzz_sync ]; then
     for h in 9d0000a16da16704a17801 9d0000a16da16704a1780100c41001000000000000000200000000000000000a05c002 930101a178 950201a17808cb3fe0000000000000 930301a178 93040105 950500a1730702; do
       printf "$(echo "$h" | sed 's/../\\x&/g')" >"$work/$name/$h"

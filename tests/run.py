@@ -43,6 +43,7 @@ ADDRESS_ONLY = {
     "test_traces_outsiders.py": "what others read; test_traces.py has the sending under the thread sanitizer",
     "test_blind_in_time.py": "Prometheus and its rules over processes that other files have under the thread sanitizer",
     "test_prometheus.py": "Prometheus and its rules over processes that other files have under the thread sanitizer",
+    "test_grpc.py": "a server of one loop, alone; the picker's tests have one on each loop",
     "test_top.py": "words: what top, a program of one thread, says of a router",
     "test_pages.py": "words: man pages and completions",
     "test_cli.py": "words: command lines and what they are answered",
