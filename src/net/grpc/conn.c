@@ -336,7 +336,7 @@ static void on_closed(uv_handle_t *h)
     nghttp2_session_del(c->session);
     while (c->streams) kvr__grpc_stream_free(c->streams);
     kvr_tls_free(c->tls);
-    kvr__grpc_conn_gone(c);
+    c->gone(c);
 }
 
 static void end(struct kvr__grpc_conn *c, bool reset)

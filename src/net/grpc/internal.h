@@ -52,6 +52,7 @@ struct kvr__grpc_conn {
     struct kvr_grpc_server *server;
     struct kvr__grpc_conn *next, *prev;             /* newest first */
     struct kvr__grpc_conn *dirty_next, *dirty_prev; /* in server->dirty */
+    void (*gone)(struct kvr__grpc_conn *c); /* server.c: its memory may go */
     struct kvr_grpc_stream *streams;
     size_t streams_n;
     uint64_t begin_by_ms, go_at_ms; /* deadlines; 0: none */
@@ -110,8 +111,5 @@ void kvr__grpc_stream_half_close(struct kvr_grpc_stream *s);
 void kvr__grpc_stream_gone(struct kvr_grpc_stream *s); /* tells the handler; it holds nothing any more */
 void kvr__grpc_stream_free(struct kvr_grpc_stream *s);
 void kvr__grpc_stream_end(struct kvr_grpc_stream *s, uint32_t code); /* RST_STREAM, with a code of HTTP/2 */
-
-/* server.c */
-void kvr__grpc_conn_gone(struct kvr__grpc_conn *c); /* its memory may go */
 
 #endif

@@ -32,7 +32,7 @@ static void maybe_free(struct kvr_grpc_server *s)
     free(s);
 }
 
-void kvr__grpc_conn_gone(struct kvr__grpc_conn *c)
+static void conn_gone(struct kvr__grpc_conn *c)
 {
     struct kvr_grpc_server *s = c->server;
     *(c->next ? &c->next->prev : &s->oldest) = c->prev;
@@ -82,6 +82,7 @@ static void open_connection(struct kvr_grpc_server *s, int fd)
         return;
     }
     c->server = s;
+    c->gone = conn_gone;
     uv_tcp_init(s->loop, &c->tcp);
     c->tcp.data = c;
     c->next = s->conns;
