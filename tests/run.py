@@ -85,7 +85,7 @@ MEET = {
     "test_replicas_nats.py": "sync over NATS", "test_served_index.py": "questions over NATS", "test_shards.py": "indexes elsewhere",
     "test_discovery.py": "finders", "test_publish.py": "the sidecar", "test_tls.py": "sessions and certificates", "test_curve.py": "the door's thread",
     "test_large_bodies.py": "the pool's threads", "test_early_answers.py": "bodies under way", "test_copies.py": "producers", "test_select.py": "select",
-    "test_disagg_choice.py": "two legs", "test_requests.py": "what everybody does", "test_tokens_here.py": "the tokenizer's threads",
+    "test_disagg_choice.py": "two legs", "test_picker.py": "a picker on each loop", "test_requests.py": "what everybody does", "test_tokens_here.py": "the tokenizer's threads",
 }
 LONG = {"test_durable", "test_http_memory", "test_sim"}  # left out of the quick look, as is all that is not named here:
 SMOKE = ("test_cli.py", "test_requests.py", "test_views.py", "test_indexer.py", "test_select.py", "test_failures.py")

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The endpoint picker, asked by python3-grpcio as Envoy asks: what it decides, when, and that each booking ends once. tests/gateway has a real Envoy."""
 import json
+import os
+import random
+import threading
 
 import pytest
 
@@ -104,6 +107,53 @@ def test_a_client_that_leaves_gives_its_booking_back(start, talk, stage):
     t.call.cancel()
     wait_for("nothing booked", lambda: p.booked() == 0)
     wait_for("no stream", lambda: p.metric("grpc_streams", port="ext_proc") == 0)
+
+
+SEED, PICKS = int(os.environ.get("KVR_SEED", "1")), int(os.environ.get("KVR_PICKS", "240"))
+
+
+def play(t, rng):
+    """One request, up to a moment of its life at which its client, or the gateway, goes."""
+    modes = rng.choice(((BUFFERED, STREAMED), (BUFFERED, NONE), (DUPLEX, DUPLEX), (DUPLEX, NONE), (NONE, STREAMED)))
+    prompt = [rng.randrange(9)] * 16 * rng.randrange(1, 9)
+    steps = [lambda: t.head(modes=modes, end=modes[0] == NONE), lambda: t.body(json.dumps({"prompt": prompt, "model": "mock"}).encode()) if modes[0] else None,
+             lambda: wait_for("decision", lambda: DESTINATION in t.decision()), lambda: t.response(status=rng.choice((200, 200, 200, 500, 503)), content_type="text/event-stream"),
+             lambda: [t.response_body(EVENT) for _ in range(3)] if modes[1] else None, lambda: t.response_body(b"data: [DONE]\n\n", end=True) if modes[1] else None]
+    for step in steps[:rng.randrange(1, len(steps) + 1)]:
+        step()
+    if rng.random() < 0.5:
+        t.close()
+        for _ in t.call:
+            pass
+    else:
+        t.call.cancel()
+
+
+def test_many_at_once_that_end_anyhow_leave_nothing_booked(start):
+    """KVR_PICKS and KVR_SEED for more of them."""
+    p = start(Picker, [start(Mock) for _ in range(3)], "--threads", 3, "--ext-proc-unseen-secs", 0.5)
+    failed = []
+
+    def client(n):
+        rng = random.Random(f"{SEED} {n}")
+        for _ in range(PICKS // 12):
+            with channel_to(p.grpc) as c:
+                for _ in range(4 if PICKS > 1000 else 1):
+                    t = Talk(c)
+                    try:
+                        play(t, rng)
+                    except grpc.RpcError as e:
+                        if e.code() != grpc.StatusCode.CANCELLED:
+                            failed.append(e)
+    clients = [threading.Thread(target=client, args=(n,)) for n in range(12)]
+    for c in clients:
+        c.start()
+    for c in clients:
+        c.join()
+    assert not failed, failed[0]
+    wait_for("no stream", lambda: p.metric("grpc_streams", port="ext_proc") == 0)
+    wait_for("nothing booked", lambda: p.booked() == 0)
+    assert p.metric("requests_active") == 0 and p.metric("http_bodies_held_bytes", port="data") == 0
 
 
 def test_a_request_without_a_body_is_decided_at_its_headers(start, talk):
