@@ -28,7 +28,7 @@ const listIsLookedAt = () => $('recent').matches(':hover') || $('recent').contai
 function speed(w) {
   const [first] = page.counts,
     ms = page.status.uptime_ms - first.at;
-  return ms > 0 && first.of.has(w.worker_id) ? Math.max(w.requests - first.of.get(w.worker_id), 0) / (ms / 1000) : null;
+  return ms > 0 && first.of.has(w.worker_id) ? Math.max(Math.round((10000 * (w.requests - first.of.get(w.worker_id))) / ms) / 10, 0) : null;
 }
 
 function count(status) {

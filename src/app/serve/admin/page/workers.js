@@ -76,7 +76,7 @@ const row = (name, amount, meter, text) =>
 function soFar(w, perSecond) {
   const answered = `${standing(w).since ?? ''}${count(w.requests)} answered, ${count(w.errors)} failed`;
   return [
-    perSecond == null ? null : `${rate(perSecond)} a second`,
+    `${rate(perSecond)} a second`,
     w.last_error && w.status !== 'down'
       ? `${answered}. The last check that failed, ${span(w.last_error_s_ago)} ago: ${w.last_error}`
       : answered,
