@@ -6,7 +6,7 @@
  *
  * A point is the difference of two samples, so any two make one: the last minute is the difference of now and the newest that is a minute
  * old. Quantiles are those of the histogram's buckets, and exact within one: its ends are a factor of two apart. Nothing is counted for
- * this; a sample reads some twenty atomics of each model, and the ring has 90 kB. Main loop.
+ * this; a sample reads some thirty atomics of each model, and the ring has 120 kB. Main loop.
  */
 #include "app/serve/admin/room.h"
 
