@@ -307,7 +307,7 @@ await check('what this fleet does not show has words too', {}, async (page) => {
   assert.equal(titles[0], '6 of 9 workers take requests');
   const told = titles.join('\n');
   for (const words of [
-    '2 refused here, 1 broken off',
+    'Without a whole answer: 2 refused here, 1 broken off',
     'The certificate of the of 3.5 port ends in 3 days. Put a new one in its place',
     'The certificate of the of -1 port has ended.',
     'Worker 1 is down. Down for 1 h 5 min. Its last health check failed: connection refused.',

@@ -143,8 +143,8 @@ export const PANELS = [
     format: count,
     least: 4,
     bars: true,
-    about: 'Refused here, failed, or broken off',
-    kinds: failures,
+    about: 'Answered 5xx by the router, or broken off',
+    more: failures,
     series: [{name: 'in ten seconds', value: (p) => p.errors}],
   },
 ];
@@ -157,7 +157,7 @@ function state(panel, recent) {
 
 function legend(panel, recent) {
   const [, second] = panel.series;
-  if (!second) return h('p', {class: 'about'}, panel.kinds?.(recent) || panel.about);
+  if (!second) return h('p', {class: 'about'}, panel.more?.(recent) || panel.about);
   return [
     h('p', {class: 'second'}, h('i', {class: 'swatch dashed'}), h('b', null, panel.format(second.value(recent))), ` ${second.name}`),
     h('p', {class: 'about'}, panel.about),
@@ -196,5 +196,6 @@ export function read(figure, points, span, share) {
   line.setAttribute('x1', place);
   line.setAttribute('x2', place);
   line.setAttribute('visibility', p ? 'visible' : 'hidden');
-  out.textContent = p ? `${clock.format(p.at_ms)}  ${panel.series.map((s) => `${panel.format(s.value(p))} ${s.name}`).join(', ')}${panel.kinds?.(p) ? `: ${panel.kinds(p)}` : ''}` : '';
+  const said = p && [...panel.series.map((s) => `${panel.format(s.value(p))} ${s.name}`), panel.more?.(p)].filter(Boolean);
+  out.textContent = p ? `${clock.format(p.at_ms)}  ${said.join(', ')}` : '';
 }

@@ -189,11 +189,11 @@ const FAILURES = {
   refused: 'refused here',
   client_gone: 'left by their client',
 };
-// Of a point: requests without a whole answer, by how they ended.
-export const failures = (p) =>
-  Object.entries(p?.failures ?? {})
-    .map(([how, n]) => `${count(n)} ${FAILURES[how] ?? how}`)
-    .join(', ');
+// Of a point: requests by how they ended; refused ones and clients that left are no errors of ours.
+export function failures(p) {
+  const all = Object.entries(p.failures).map(([how, n]) => `${count(n)} ${FAILURES[how] ?? how}`);
+  return all.length ? `Without a whole answer: ${all.join(', ')}` : '';
+}
 
 const FINDINGS_EACH = 3; // of one kind, by name; the others are counted
 
