@@ -98,7 +98,7 @@ def test_the_last_hour_has_what_was_counted(fleet):
     def agree():  # once nothing moves any more: no two figures are read at one moment
         status = s.get("/status")
         recent, prompt = status["recent"], status["prompt_tokens"]
-        assert recent["requests"] == 4 and recent["errors"] == status["errors"] and recent["waiting"] == 0
+        assert recent["failures"] == {"refused": 1} and recent["requests"] == 4 and recent["errors"] == status["errors"] and recent["waiting"] == 0
         assert recent["hit_rate"] == pytest.approx(status["actual_cached_tokens"] / prompt, abs=1e-3)
         assert recent["predicted_hit_rate"] == pytest.approx(status["predicted_cached_tokens"] / prompt, abs=1e-3)
         return recent

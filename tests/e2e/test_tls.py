@@ -70,6 +70,7 @@ def test_both_ports_speak_tls_and_an_answer_is_the_same(start, ca, pair):
     assert s.metric("http_tls_handshakes_total", port="data") >= 2
     ends = s.metric("tls_certificate_expiry_timestamp_seconds", port="data")
     assert time.time() + 86400 < ends < time.time() + 3 * 86400
+    assert s.get("/status")["certificates"] == [{"port": p, "ends_at_ms": 1000 * ends} for p in ("data", "admin")]
     assert "the certificate of the data port" in s.text() and "day(s)" in s.text()
 
 

@@ -126,16 +126,17 @@ for (const colorScheme of THEMES)
 
 // ---- what it says --------------------------------------------------------------------------------------------
 
-await check('a newcomer is told of the blind worker, the slow one, the drained one and the queue', {}, async (page) => {
+await check('a newcomer is told of the worker that is down, the blind one, the slow one, the drained one and the queue', {}, async (page) => {
   await ready(page);
   const told = await page.innerText('#findings');
+  assert.match(told, /Worker 9 is down\s+Down for \d[^.]*\. Its last health check failed: .*refused/);
   for (const words of ['A queue: 2 requests wait for a worker', 'Worker 4 is blind', 'Worker 3 is slow', 'Worker 5 is drained'])
     assert.ok(told.includes(words), `${words}: ${told}`);
-  assert.match(await page.innerText('#headline'), /^7 of 8 workers take requests$/);
+  assert.match(await page.innerText('#headline'), /^7 of 9 workers take requests$/);
   assert.match(await page.innerText('#worker-4'), /Blind[^]*does not know what is cached here[^]*No KV events endpoint is configured/);
   assert.match(await page.innerText('#worker-3'), /Slow[^]*times as long as this fleet’s usual/);
   assert.match(await page.innerText('#worker-5'), /Drained[^]*gets nothing new, because somebody asked for that/);
-  assert.match(await page.innerText('#worker-1'), /Takes requests[^]*knows every block/);
+  assert.match(await page.innerText('#worker-1'), /Takes requests[^]*knows every block[^]*a second\s+Up for \d.*answered, 0 failed/);
   assert.match(await page.innerText('.panel[data-key=queue]'), /A queue/);
   assert.equal(await page.innerText('#link'), 'Live');
 });
@@ -189,6 +190,73 @@ await check('workers can be looked for', {}, async (page) => {
   await page.waitForSelector('text=No worker is like that');
 });
 
+const names = (page) => page.locator('.card h3').allInnerTexts();
+
+await check('workers are put in order, and the address keeps what was chosen', {}, async (page) => {
+  await ready(page);
+  await page.selectOption('#order', 'gravest');
+  assert.equal((await names(page))[0], 'Worker 9');
+  await page.selectOption('#order', 'slowest');
+  assert.equal((await names(page))[0], 'Worker 3');
+  await page.fill('#filter', 'blind');
+  assert.equal(await page.evaluate(() => location.hash), '#show=blind&order=slowest');
+  await page.reload();
+  await page.waitForSelector('#worker-4');
+  assert.deepEqual(await names(page), ['Worker 4']);
+  assert.equal(await page.inputValue('#order'), 'slowest');
+});
+
+await check('an address leads to a worker, and to a decision in a page that is open', {url: `${PAGE_URL}#worker-5`}, async (page) => {
+  await page.waitForFunction(() => {
+    const box = document.querySelector('#worker-5:target')?.getBoundingClientRect();
+    return box && box.top >= 0 && box.top < innerHeight;
+  });
+  await page.evaluate(() => location.assign('#request=of-two-legs'));
+  await page.waitForSelector('#picture >> text=of-two-legs');
+  await page.evaluate(() => location.assign('#request=of-one-leg'));
+  await page.waitForSelector('#picture >> text=of-one-leg');
+  assert.equal(await page.getAttribute('#picture .where a', 'href'), '#request=of-one-leg');
+});
+
+await check('a page that is held asks for nothing', {}, async (page) => {
+  await ready(page);
+  const asked = [];
+  const ended = page.waitForEvent('requestfailed', (r) => r.url().endsWith('/status/stream'));
+  await page.click('text=Pause');
+  await ended;
+  assert.equal(await page.innerText('#link'), 'Paused');
+  page.on('request', (r) => asked.push(r.url()));
+  await page.selectOption('#order', 'busiest'); // it can still be looked through
+  assert.deepEqual(asked.filter((url) => url.includes('/status/')), []);
+  const again = page.waitForRequest((r) => r.url().endsWith('/status/stream'));
+  await page.click('text=Go on');
+  await again;
+  await page.waitForFunction(() => document.getElementById('link').textContent === 'Live');
+});
+
+// The file that a button saves.
+async function saved(page, name) {
+  const download = page.waitForEvent('download');
+  await page.click(`[data-file="${name}"]`);
+  assert.ok((await download).suggestedFilename().endsWith(name));
+  return readFileSync(await (await download).path(), 'utf8');
+}
+
+await check('what is shown can be saved', {}, async (page) => {
+  await ready(page);
+  const workers = (await saved(page, 'workers.csv')).split('\r\n');
+  assert.equal(workers.length, 9 + 2, 'a heading, nine workers, the end');
+  assert.match(workers[0], /^"worker_id","model_name".*"ttft_model.factor"/);
+  assert.match(await saved(page, 'decisions.csv'), /"of-two-legs"/);
+  assert.match(await saved(page, 'hour.csv'), /^"at_ms","seconds","requests"/);
+  assert.equal(JSON.parse(await saved(page, 'status.json')).workers.length, 9);
+  assert.match(await saved(page, 'metrics.txt'), /^# HELP kvroute_/m);
+  assert.equal(
+    await page.evaluate(async () => (await import('/page/save.js')).csv([{id: '=1+1', n: -1, a: [1, 2]}, {id: 'a "b"', of: {x: null}}])),
+    '"id","n","a","of.x"\r\n"\'=1+1",-1,"[1,2]",\r\n"a ""b""",,,\r\n',
+  );
+});
+
 await check('the theme is chosen, and kept', {colorScheme: 'light'}, async (page) => {
   const ground = () => page.evaluate(() => getComputedStyle(document.body).backgroundColor);
   await ready(page);
@@ -207,7 +275,7 @@ await check('the theme is chosen, and kept', {colorScheme: 'light'}, async (page
 await check('what this fleet does not show has words too', {}, async (page) => {
   await ready(page);
   const titles = await page.evaluate(async () => {
-    const {findings, headline} = await import('/page/words.js');
+    const {failures, findings, headline} = await import('/page/words.js');
     const worker = (worker_id, more) => ({
       worker_id,
       state: 'active',
@@ -221,9 +289,12 @@ await check('what this fleet does not show has words too', {}, async (page) => {
       {dp_rank: 0, view: 'whole'},
       {dp_rank: 1, view: name, reason},
     ];
+    const day = 86400e3;
     const status = {
+      recent: {at_ms: 1000 * day, failures: {refused: 2, broken: 1}},
+      certificates: [400, 3.5, -1].map((days) => ({port: `of ${days}`, ends_at_ms: (1000 + days) * day})),
       workers: [
-        worker(1, {status: 'down', schedulable: false, last_error: 'connection refused', views: view('unknown', 'gone')}),
+        worker(1, {status: 'down', since_s: 3900, schedulable: false, last_error: 'connection refused', views: view('unknown', 'gone')}),
         worker(2, {breaker_open: true, schedulable: false}),
         worker(3, {views: view('partial', 'events were lost')}),
         worker(4, {schedulable: false, why_not_schedulable: 'it has no endpoint'}),
@@ -231,12 +302,15 @@ await check('what this fleet does not show has words too', {}, async (page) => {
       ],
       last_minute: {advice: 'choices of the last minute: 1,200; another worker would help'},
     };
-    return [headline(status), ...findings(status).map((f) => `${f.title}. ${f.text}`)];
+    return [headline(status), failures(status.recent), ...findings(status).map((f) => `${f.title}. ${f.text}`)];
   });
   assert.equal(titles[0], '6 of 9 workers take requests');
   const told = titles.join('\n');
   for (const words of [
-    'Worker 1 is down. Its last health check failed: connection refused.',
+    'Without a whole answer: 2 refused here, 1 broken off',
+    'The certificate of the of 3.5 port ends in 3 days. Put a new one in its place',
+    'The certificate of the of -1 port has ended.',
+    'Worker 1 is down. Down for 1 h 5 min. Its last health check failed: connection refused.',
     'Worker 2 is paused after failures.',
     'Worker 3 is known in part. The router knows a part of what is cached here. Events were lost.',
     'Worker 4 gets no requests. It has no endpoint.',
@@ -245,7 +319,7 @@ await check('what this fleet does not show has words too', {}, async (page) => {
     'Of 1,200, another worker would help.',
   ])
     assert.ok(told.includes(words), `${words}: ${told}`);
-  assert.ok(!told.includes('Worker 8') && !told.includes('Worker 1 is blind'), told);
+  assert.ok(!told.includes('Worker 8') && !told.includes('Worker 1 is blind') && !told.includes('400'), told);
 });
 
 // ---- when something is not there -----------------------------------------------------------------------------
@@ -288,6 +362,7 @@ await check('the admin key is asked for once, and kept for the tab alone', {url:
   );
   await page.reload();
   await ready(page);
+  assert.match(await saved(page, 'workers.csv'), /\r\n1,"mock"/);
   await page.click('#forget-key');
   await page.waitForSelector('#ask[open]');
   await page.keyboard.press('Escape');

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fleet with one of each that an operator should be told of: a blind worker, a slow one, a drained one, and a queue. Runs a command with its
+"""A fleet with one of each that an operator should be told of: a worker that is down, a blind one, a slow one, a drained one, and a queue. Runs a command with its
 addresses in the environment (PAGE_URL, PAGE_KEYED_URL, PAGE_KEY), and ends with its status; without one it stays until Enter."""
 import contextlib
 import http.client
@@ -13,6 +13,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "../e2e"))
 os.environ.setdefault("KVROUTE", os.path.join(HERE, "../../build/release/kvroute"))
 from conftest import Mock, Serve, call, wait_for  # noqa: E402
+from ports import free_ports  # noqa: E402
 
 SLOW_FACTOR, SLOW_SEEN = 1.5, 10  # as words.js has them
 DOCUMENTS = [f"document {i}: " + "".join(f"word {i * k} " for k in range(150)) for i in range(6)]
@@ -68,7 +69,8 @@ def main():
                  make(Mock, *small, speedup=5)]
         legs = [make(Mock, *nixl, "--role", role, speedup=5).spec(f",role={role},kv-protocol=vllm-nixl") for role in ("prefill", "decode")]
         stuck = make(Mock, "--model", "stuck", "--fault-hang")
-        s = make(Serve, [*(m.spec(f",metrics=http://127.0.0.1:{m.port}/metrics") for m in mocks), *legs, stuck],
+        gone = f"http://127.0.0.1:{free_ports()}"
+        s = make(Serve, [*(m.spec(f",metrics=http://127.0.0.1:{m.port}/metrics") for m in mocks), *legs, stuck, gone],
                  "--router-queue-requests", 4, "--queue-timeout", 3600)
         keys.write("# of operators\nopen sesame\n")
         keys.flush()
@@ -79,6 +81,7 @@ def main():
         ask(s, "mock", DOCUMENTS[1], "of-one-leg")
         for _ in range(6):  # four are taken by the worker that does not answer, two wait
             threading.Thread(target=wait_in_vain, args=(s,), daemon=True).start()
+        wait_for("the one that is down", lambda: s.get("/workers")[8]["status"] == "down")
         wait_for("the queue", lambda: s.get("/status")["recent"]["waiting"] == 2)
         where = {"PAGE_URL": f"http://127.0.0.1:{s.admin}/", "PAGE_KEYED_URL": f"http://127.0.0.1:{keyed.admin}/", "PAGE_KEY": "open sesame"}
         if len(sys.argv) > 1:

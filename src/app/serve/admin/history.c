@@ -6,7 +6,7 @@
  *
  * A point is the difference of two samples, so any two make one: the last minute is the difference of now and the newest that is a minute
  * old. Quantiles are those of the histogram's buckets, and exact within one: its ends are a factor of two apart. Nothing is counted for
- * this; a sample reads some twenty atomics of each model, and the ring has 90 kB. Main loop.
+ * this; a sample reads some thirty atomics of each model, and the ring has 120 kB. Main loop.
  */
 #include "app/serve/admin/room.h"
 
@@ -18,13 +18,14 @@
 #include "app/serve/data/data_plane.h"
 #include "app/serve/workers/counts/model_counts.h"
 
-enum { EVERY_S = 10, POINTS = 360, RECENT_MS = 60000 };
+enum { EVERY_S = 10, POINTS = 360, RECENT_MS = 60000, FAILURE_FIRST = END_WHOLE + 1, FAILURES_N = ENDS_N - FAILURE_FIRST };
 
 struct sample {
     uint64_t at_ms, wall_ms;
     struct data_totals totals;
     uint64_t first_tokens[KVR_HISTOGRAM_BUCKETS_MAX + 1]; /* from a request's arrival, of all models */
     uint64_t waiting;                                     /* requests; in the ring: the most at any second since the one before */
+    uint64_t failures[FAILURES_N];                        /* requests without a whole answer, by how they ended */
     const struct kvr_histogram *shape;                    /* of first_tokens */
 };
 
@@ -49,6 +50,7 @@ static void add_model(void *ctx, const struct model_counts *m)
     s->shape = &m->first_token;
     for (int i = 0; i <= m->first_token.buckets; i++)
         s->first_tokens[i] += atomic_load_explicit(&m->first_token.counts[i], memory_order_relaxed);
+    for (int i = 0; i < FAILURES_N; i++) s->failures[i] += atomic_load_explicit(&m->ends[FAILURE_FIRST + i], memory_order_relaxed);
 }
 
 static uint64_t waiting_now(struct admin *admin)
@@ -149,6 +151,12 @@ static void put_point(struct kvr_buf *b, const struct sample *from, const struct
     put_rounded(b, "ttft_p50_ms", quantile(from, to, 0.5), 0.5);
     put_rounded(b, "ttft_p99_ms", quantile(from, to, 0.99), 0.5);
     kvr_json_put_u64(b, "waiting", to->waiting);
+    kvr_json_key(b, "failures");
+    kvr_json_open(b, '{');
+    for (int i = 0; i < FAILURES_N; i++)
+        if (to->failures[i] > from->failures[i])
+            kvr_json_put_u64(b, request_end_name(FAILURE_FIRST + i), to->failures[i] - from->failures[i]);
+    kvr_json_close(b, '}');
     kvr_json_close(b, '}');
 }
 

@@ -22,6 +22,7 @@
     X("/page/icon.svg", icon_svg, SVG)                                                                                                     \
     X("/page/main.js", main_js, JS)                                                                                                        \
     X("/page/more.js", more_js, JS)                                                                                                        \
+    X("/page/save.js", save_js, JS)                                                                                                        \
     X("/page/style.css", style_css, CSS)                                                                                                   \
     X("/page/words.js", words_js, JS)                                                                                                      \
     X("/page/workers.js", workers_js, JS)

@@ -14,6 +14,7 @@
 
 #include "app/serve/common/clock.h"
 #include "app/serve/config/keyring.h"
+#include "app/serve/config/port_tls.h"
 #include "app/serve/data/data_plane.h"
 #include "app/serve/data/state/quality.h"
 #include "app/serve/peers/remote.h"
@@ -54,6 +55,8 @@ static void status_write(struct admin *admin, struct kvr_buf *b)
     put_totals(admin, b);
     kvr_json_key(b, "client_keys");
     kvr_json_bool(b, keyrings_are_used(admin->config));
+    kvr_json_key(b, "certificates");
+    port_tls_write(admin->config, b);
     kvr_json_key(b, "recent");
     history_recent_write(admin, b);
     kvr_json_key(b, "workers");

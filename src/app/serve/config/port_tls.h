@@ -8,6 +8,7 @@
 
 #include <stddef.h>
 
+struct kvr_buf;
 struct kvr_prom_page;
 struct config;
 
@@ -21,5 +22,7 @@ int port_tls_reload(struct config *config, char *err, size_t cap);
 void port_tls_tick(struct config *config);
 /* kvroute_tls_certificate_expiry_timestamp_seconds by port. */
 void port_tls_metrics(struct config *config, struct kvr_prom_page *out);
+/* The same as JSON: a list of {port, ends_at_ms}. */
+void port_tls_write(struct config *config, struct kvr_buf *b);
 
 #endif

@@ -23,6 +23,7 @@ async function ask(path, method = 'GET', body, signal) {
 }
 
 export const get = async (path) => (await ask(path)).json();
+export const getText = async (path) => (await ask(path)).text();
 // A part that this router may not have.
 export const getIfThere = (path) =>
   get(path).catch((e) => {
@@ -37,10 +38,19 @@ const SILENCE_MS = 10000,
   STREAM_AGAIN_MS = 30000;
 const pause = (ms) => new Promise((done) => setTimeout(done, ms));
 
+let held = false,
+  stop = new AbortController();
+// Nothing is asked for while the reader holds the page.
+export function hold(yes) {
+  held = yes;
+  if (yes) stop.abort();
+}
+const unseen = () => document.hidden || held;
+
 // Server-sent events by fetch, which can send the key. Ends when the stream does.
 async function stream(onStatus) {
-  const stop = new AbortController();
   let timer;
+  stop = new AbortController();
   const wait = () => {
     clearTimeout(timer);
     timer = setTimeout(() => stop.abort(), SILENCE_MS);
@@ -69,11 +79,11 @@ async function stream(onStatus) {
 }
 
 // Never ends: the stream, and while there is none /status every two seconds. A stream that fails while /status does not (something between
-// here and the router holds it back) is tried again later, every other one at once. A hidden page asks for nothing.
+// here and the router holds it back) is tried again later, every other one at once. A page that is hidden, or held, asks for nothing.
 export async function follow(onStatus, onTrouble) {
   let streamAt = 0;
   for (;;) {
-    while (document.hidden) {
+    while (unseen()) {
       await pause(500);
       streamAt = 0;
     }
@@ -81,9 +91,10 @@ export async function follow(onStatus, onTrouble) {
       if (Date.now() >= streamAt) {
         await stream(onStatus).catch((e) => {
           if (e.status === 401) throw e;
-          streamAt = Date.now() + STREAM_AGAIN_MS;
+          if (!unseen()) streamAt = Date.now() + STREAM_AGAIN_MS;
         });
       }
+      if (unseen()) continue;
       onStatus(await get('status'), 'polled');
       await pause(POLL_MS);
     } catch (e) {

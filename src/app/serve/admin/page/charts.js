@@ -3,7 +3,7 @@
 // nothing moves when it comes; words stand beside it as text. A library of charts would bring ten times as much, and a canvas that is read
 // by nobody who does not see.
 import {badge, h} from './dom.js';
-import {count, ms, percent, rate} from './words.js';
+import {count, failures, ms, percent, rate} from './words.js';
 
 const GAP = 25e3;
 const SPANS = [5, 15, 30, 60]; // minutes: a router that has just begun fills a shorter one
@@ -143,7 +143,8 @@ export const PANELS = [
     format: count,
     least: 4,
     bars: true,
-    about: 'Refused here, failed, or broken off',
+    about: 'Answered 5xx by the router, or broken off',
+    more: failures,
     series: [{name: 'in ten seconds', value: (p) => p.errors}],
   },
 ];
@@ -156,7 +157,7 @@ function state(panel, recent) {
 
 function legend(panel, recent) {
   const [, second] = panel.series;
-  if (!second) return h('p', {class: 'about'}, panel.about);
+  if (!second) return h('p', {class: 'about'}, panel.more?.(recent) || panel.about);
   return [
     h('p', {class: 'second'}, h('i', {class: 'swatch dashed'}), h('b', null, panel.format(second.value(recent))), ` ${second.name}`),
     h('p', {class: 'about'}, panel.about),
@@ -195,5 +196,6 @@ export function read(figure, points, span, share) {
   line.setAttribute('x1', place);
   line.setAttribute('x2', place);
   line.setAttribute('visibility', p ? 'visible' : 'hidden');
-  out.textContent = p ? `${clock.format(p.at_ms)}  ${panel.series.map((s) => `${panel.format(s.value(p))} ${s.name}`).join(', ')}` : '';
+  const said = p && [...panel.series.map((s) => `${panel.format(s.value(p))} ${s.name}`), panel.more?.(p)].filter(Boolean);
+  out.textContent = p ? `${clock.format(p.at_ms)}  ${said.join(', ')}` : '';
 }

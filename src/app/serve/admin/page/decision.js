@@ -229,9 +229,10 @@ export function picture(status, d) {
     h(
       'p',
       {class: 'where'},
-      [d.request_id, clock.format(d.at_ms), d.model && `${d.model}${d.fallback ? ` instead of ${d.asked_model}` : ''}`]
+      h('a', {href: `#request=${encodeURIComponent(d.request_id)}`}, d.request_id),
+      [clock.format(d.at_ms), d.model && `${d.model}${d.fallback ? ` instead of ${d.asked_model}` : ''}`]
         .filter(Boolean)
-        .join(' · '),
+        .map((text) => ` · ${text}`),
     ),
     h(
       'p',

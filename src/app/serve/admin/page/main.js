@@ -3,15 +3,17 @@
 import * as api from './api.js';
 import {panels, read, spanOf} from './charts.js';
 import {missing, picture, recent} from './decision.js';
-import {show} from './dom.js';
+import {h, show} from './dom.js';
 import {head, look} from './fleet.js';
-import {facts} from './more.js';
-import {headline} from './words.js';
+import {facts, take} from './more.js';
+import {save} from './save.js';
+import {ORDERS, headline} from './words.js';
 import {cards} from './workers.js';
 
 const $ = (id) => document.getElementById(id);
-const page = {status: null, points: [], others: {}, filter: '', open: null, decisions: [], how: ''};
-const SLOWLY_MS = 10000;
+const page = {status: null, points: [], others: {}, filter: '', order: 'number', open: null, decisions: [], held: false, counts: []};
+const SLOWLY_MS = 10000,
+  SPEED_MS = 10000;
 
 // ---- showing ---------------------------------------------------------------------------------------------
 
@@ -22,25 +24,41 @@ function link(tone, text) {
 
 const listIsLookedAt = () => $('recent').matches(':hover') || $('recent').contains(document.activeElement);
 
+// Requests a second of a worker, over the last ten seconds that this page has seen.
+function speed(w) {
+  const [first] = page.counts,
+    ms = page.status.uptime_ms - first.at;
+  return ms > 0 && first.of.has(w.worker_id) ? Math.max(Math.round((10000 * (w.requests - first.of.get(w.worker_id))) / ms) / 10, 0) : null;
+}
+
+function count(status) {
+  page.counts.push({at: status.uptime_ms, of: new Map(status.workers.map((w) => [w.worker_id, w.requests]))});
+  while (page.counts.length > 1 && status.uptime_ms - page.counts[1].at >= SPEED_MS) page.counts.shift();
+}
+
+const drawCards = () => page.status && show('cards', cards(page.status, page.filter, page.order, speed));
+
 function draw() {
   const {status} = page;
-  document.title = `${headline(status)} · kvroute`;
+  document.title = `${headline(status)} · ${location.host} · kvroute`;
   document.body.classList.add('read');
   show('head', head(status));
   show('findings', look(status));
   if (!document.querySelector('.plot:hover, .plot:focus')) show('panels', panels(status.recent, page.points));
-  show('cards', cards(status, page.filter));
+  drawCards();
   const held = listIsLookedAt();
   if (!held) page.decisions = status.decisions;
   show('recent', recent(status, page.decisions, page.open, held));
   show('facts', facts(status, page.others));
-  show('foot', `kvroute ${status.version}`);
+  show('foot', `kvroute ${status.version} at ${location.host}`);
 }
 
 function onStatus(status, how) {
   if (page.status && page.status.version !== status.version) location.reload(); // its successor has a page of its own
   page.status = status;
-  link('good', how === 'live' ? 'Live' : 'Every 2 s');
+  count(status);
+  if (page.held) link('idle', 'Paused');
+  else link('good', how === 'live' ? 'Live' : 'Every 2 s');
   document.body.classList.remove('stale');
   draw();
   slowly();
@@ -142,7 +160,7 @@ async function act(what, done) {
 
 async function explain(id) {
   page.open = id;
-  location.replace(`#request=${encodeURIComponent(id)}`);
+  history.replaceState(null, '', `#request=${encodeURIComponent(id)}`);
   try {
     const d = await api.getIfThere(`decisions?id=${encodeURIComponent(id)}`);
     show('decision', d ? picture(page.status, d) : missing(id, 'the router keeps the last 10,000 decisions, since its start'));
@@ -150,6 +168,28 @@ async function explain(id) {
   } catch (e) {
     await onTrouble(e);
   }
+}
+
+// What the address names: a request, some of the workers in an order, or one of them.
+function goTo() {
+  const asked = new URLSearchParams(location.hash.slice(1)),
+    one = /^#worker-(\d+)$/.exec(location.hash);
+  if (asked.has('request')) explain(asked.get('request'));
+  if (one && !document.querySelector(location.hash)) asked.set('show', `worker ${one[1]}`); // more are there than are shown
+  if (!asked.has('show') && !asked.has('order')) return;
+  page.filter = $('filter').value = asked.get('show') ?? '';
+  page.order = $('order').value = asked.get('order') in ORDERS ? asked.get('order') : 'number';
+  drawCards();
+}
+
+function choose() {
+  page.filter = $('filter').value.trim();
+  page.order = $('order').value;
+  const asked = new URLSearchParams();
+  if (page.filter) asked.set('show', page.filter);
+  if (page.order !== 'number') asked.set('order', page.order);
+  history.replaceState(null, '', `#${asked}`);
+  drawCards();
 }
 
 const THEMES = ['auto', 'light', 'dark'];
@@ -162,6 +202,13 @@ function theme(name) {
 
 const actions = {
   theme: () => theme(THEMES[(THEMES.indexOf(localStorage.getItem('kvroute-theme') ?? 'auto') + 1) % 3]),
+  hold: (button) => {
+    page.held = !page.held;
+    api.hold(page.held);
+    button.textContent = page.held ? 'Go on' : 'Pause';
+    link('idle', page.held ? 'Paused' : 'Connecting');
+  },
+  save: ({dataset: {file}}) => act(() => save(file), `${file} is saved.`),
   'forget-key': () => {
     api.setKey(null);
     location.reload();
@@ -193,10 +240,9 @@ $('search').addEventListener('submit', (e) => {
   e.preventDefault();
   if ($('request').value.trim()) explain($('request').value.trim());
 });
-$('filter').addEventListener('input', (e) => {
-  page.filter = e.target.value.trim();
-  if (page.status) show('cards', cards(page.status, page.filter));
-});
+$('filter').addEventListener('input', choose);
+$('order').addEventListener('change', choose);
+addEventListener('hashchange', goTo);
 
 // ---- reading a chart ----------------------------------------------------------------------------------------
 
@@ -224,9 +270,16 @@ $('panels').addEventListener('keydown', (e) => {
 
 theme(localStorage.getItem('kvroute-theme') ?? 'auto');
 $('forget-key').hidden = !api.hasKey();
-const asked = new URLSearchParams(location.hash.slice(1)).get('request');
+show(
+  'order',
+  Object.entries(ORDERS).map(([name, [words]]) => h('option', {value: name}, words)),
+);
+show('take', take());
 api.follow((status, how) => {
+  if (page.held) return;
   const first = !page.status;
   onStatus(status, how);
-  if (first && asked) explain(asked);
+  if (!first) return;
+  goTo();
+  if (location.hash.startsWith('#worker-')) location.replace(location.hash); // it was not there when the page was opened
 }, onTrouble);

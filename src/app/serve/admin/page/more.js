@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What is configured, as far as the admin port tells it.
 import {h} from './dom.js';
-import {count, some} from './words.js';
+import {files} from './save.js';
+import {count, ending, some} from './words.js';
 
 const fact = (name, ...value) => h('div', {class: 'fact', 'data-key': name}, h('dt', null, name), h('dd', null, ...value));
 
@@ -62,8 +63,14 @@ export function facts(status, others) {
       'Tokens made here',
       others.tokenizers?.length ? others.tokenizers.map((t) => `${t.model}: ${t.state}`).join(', ') : 'of no model: engines are asked',
     ),
+    status.certificates?.map((c) => fact(`Certificate of the ${c.port} port`, ending(c, status.recent.at_ms).text)),
     fact('Other routers', others.peers?.length ? others.peers.join(', ') : 'none'),
     status.remote_index && fact('Index elsewhere', status.remote_index),
     others.options && said(others.options),
   );
 }
+
+export const take = () => [
+  'Save ',
+  files.map((name) => h('button', {type: 'button', class: 'quiet', 'data-do': 'save', 'data-file': name}, name)),
+];

@@ -32,6 +32,9 @@ export const rankName = (status, id, rank) =>
 
 // ---- a worker --------------------------------------------------------------------------------------------
 
+// How long it has stood as it stands.
+const lasting = (w, word) => (w.since_s > 0 ? `${word} for ${span(w.since_s)}. ` : '');
+
 // Does it get requests? {tone, icon, word, why}
 export function standing(w) {
   if (w.state === 'draining')
@@ -39,7 +42,7 @@ export function standing(w) {
       tone: 'idle',
       icon: 'idle',
       word: 'Drained',
-      why: 'It finishes what it has begun and gets nothing new, because somebody asked for that.',
+      why: `${lasting(w, 'Drained')}It finishes what it has begun and gets nothing new, because somebody asked for that.`,
     };
   if (w.breaker_open)
     return {
@@ -55,7 +58,7 @@ export function standing(w) {
       icon: 'bad',
       word: 'Down',
       is: 'is down',
-      why: `Its last health check failed${w.last_error ? `: ${w.last_error}` : ''}.`,
+      why: `${lasting(w, 'Down')}Its last health check failed${w.last_error ? `: ${w.last_error}` : ''}.`,
     };
   if (!w.schedulable)
     return {
@@ -65,7 +68,7 @@ export function standing(w) {
       is: 'gets no requests',
       why: sentence(w.why_not_schedulable ?? 'it has not been found up yet'),
     };
-  return {tone: 'good', icon: 'good', word: 'Takes requests', why: ''};
+  return {tone: 'good', icon: 'good', word: 'Takes requests', since: lasting(w, 'Up'), why: ''};
 }
 
 const KNOWLEDGE = {
@@ -140,6 +143,21 @@ export function load(w, loads) {
   };
 }
 
+// Orders of the cards: what is highest comes first, and in the order of numbers where that is the same.
+const GRAVITY = {bad: 3, warn: 2, idle: 1, good: 0};
+export const ORDERS = {
+  number: ['by number', () => 0],
+  gravest: ['gravest first', (w) => 2 * GRAVITY[standing(w).tone] + (knowledge(w)?.tone === 'warn' || slowness(w) > 0 ? 1 : 0)],
+  busiest: ['busiest first', (w, loads) => Math.max(load(w, loads).requests, w.active_requests)],
+  slowest: ['slowest first', (w) => w.ttft_model?.factor ?? 0],
+  failed: ['most failures first', (w) => w.errors],
+};
+
+export function inOrder(workers, loads, order) {
+  const of = new Map(workers.map((w) => [w, (ORDERS[order] ?? ORDERS.number)[1](w, loads)]));
+  return [...workers].sort((a, b) => of.get(b) - of.get(a));
+}
+
 // ---- the fleet -------------------------------------------------------------------------------------------
 
 export function headline(status) {
@@ -149,6 +167,32 @@ export function headline(status) {
   if (!all) return 'There is no worker yet';
   if (up === all) return all === 1 ? 'The worker takes requests' : `All ${count(all)} workers take requests`;
   return up ? `${count(up)} of ${count(all)} workers ${up === 1 ? 'takes' : 'take'} requests` : 'No worker takes requests';
+}
+
+const DAY_MS = 86400e3,
+  CERTIFICATE_DAYS = 14;
+
+// When a certificate ends, in words; soon: somebody should renew it.
+export function ending(c, now) {
+  const left = c.ends_at_ms - now;
+  return {
+    soon: left < CERTIFICATE_DAYS * DAY_MS,
+    over: left <= 0,
+    text: left <= 0 ? 'has ended' : `ends in ${left < DAY_MS ? span(left / 1000) : some(Math.floor(left / DAY_MS), 'day')}`,
+  };
+}
+
+const FAILURES = {
+  error_answered: 'answered by a worker with an error',
+  broken: 'broken off',
+  failed: 'failed on every worker tried',
+  refused: 'refused here',
+  client_gone: 'left by their client',
+};
+// Of a point: requests by how they ended; refused ones and clients that left are no errors of ours.
+export function failures(p) {
+  const all = Object.entries(p.failures).map(([how, n]) => `${count(n)} ${FAILURES[how] ?? how}`);
+  return all.length ? `Without a whole answer: ${all.join(', ')}` : '';
 }
 
 const FINDINGS_EACH = 3; // of one kind, by name; the others are counted
@@ -186,6 +230,16 @@ export function findings(status) {
   }
   if (status.remote_index_error)
     out.push({tone: 'bad', icon: 'bad', title: 'The index elsewhere is not used', text: sentence(status.remote_index_error)});
+  for (const c of status.certificates ?? []) {
+    const {soon, over, text} = ending(c, status.recent.at_ms);
+    if (soon)
+      out.push({
+        tone: over ? 'bad' : 'warn',
+        icon: over ? 'bad' : 'warn',
+        title: `The certificate of the ${c.port} port ${text}`,
+        text: 'Put a new one in its place, and send SIGHUP or POST /reload: no connection is closed for it.',
+      });
+  }
   const waiting = status.recent?.waiting ?? 0;
   const queue = waiting > 0 && {
     tone: 'warn',

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Each worker a card.
 import {badge, bar, h, icon} from './dom.js';
-import {cache, count, fits, host, knowledge, load, pace, percent, slowness, some, span, standing} from './words.js';
+import {cache, count, fits, host, inOrder, knowledge, load, pace, percent, rate, slowness, some, span, standing} from './words.js';
 
 const CARDS_MAX = 60;
 
@@ -72,10 +72,15 @@ function loadRow(w, loads) {
 const row = (name, amount, meter, text) =>
   h('div', {class: 'row'}, h('dt', null, name), h('dd', null, amount && h('b', null, amount), meter, h('p', null, text)));
 
-function failed(w) {
-  const answered = `${count(w.requests)} answered, ${count(w.errors)} failed`;
-  if (!w.errors || !w.last_error) return answered;
-  return `${answered}. The last check that failed, ${span(w.last_error_s_ago)} ago: ${w.last_error}`;
+// perSecond: null while it is not known.
+function soFar(w, perSecond) {
+  const answered = `${standing(w).since ?? ''}${count(w.requests)} answered, ${count(w.errors)} failed`;
+  return [
+    `${rate(perSecond)} a second`,
+    w.last_error && w.status !== 'down'
+      ? `${answered}. The last check that failed, ${span(w.last_error_s_ago)} ago: ${w.last_error}`
+      : answered,
+  ];
 }
 
 function ranks(w, loads) {
@@ -117,7 +122,7 @@ function notes(w) {
 
 const ROLES = {prefill: 'computes prompts', decode: 'generates answers'};
 
-function card(w, loads) {
+function card(w, loads, perSecond) {
   const s = standing(w),
     drained = w.state === 'draining',
     id = `worker-${w.worker_id}`;
@@ -133,7 +138,7 @@ function card(w, loads) {
       cacheRow(w),
       loadRow(w, loads),
       row('Pace', pace(w)[0], null, pace(w)[1]),
-      row('So far', null, null, failed(w)),
+      row('So far', soFar(w, perSecond)[0], null, soFar(w, perSecond)[1]),
     ),
     notes(w),
     ranks(w, loads),
@@ -154,8 +159,13 @@ function card(w, loads) {
   );
 }
 
-export function cards(status, filter) {
-  const all = status.workers.filter((w) => fits(w, filter)),
+// speed: of a worker, requests a second.
+export function cards(status, filter, order, speed) {
+  const all = inOrder(
+      status.workers.filter((w) => fits(w, filter)),
+      status.loads,
+      order,
+    ),
     shown = all.slice(0, CARDS_MAX);
   if (!status.workers.length)
     return h('p', {class: 'calm'}, 'No worker is known. Start the router with --worker, with a discovery, or add one by POST /workers.');
@@ -163,7 +173,7 @@ export function cards(status, filter) {
     h(
       'ul',
       {class: 'cards', 'data-key': 'cards'},
-      shown.map((w) => card(w, status.loads)),
+      shown.map((w) => card(w, status.loads, speed(w))),
     ),
     !all.length && h('p', {class: 'calm', 'data-key': 'none'}, 'No worker is like that.'),
     all.length > shown.length &&

@@ -159,15 +159,20 @@ static void put_tokenize(void *ctx, const struct model_counts *m)
         kvr_prom_put_histogram(ctx, KVR_PROM_PAIRS(MODEL_OF(m), KVR_PROM_TEXT("by", by[i])), &m->tokenize[i]);
 }
 
-static void put_ends(void *ctx, const struct model_counts *m)
+const char *request_end_name(int end)
 {
-    static const char *const reasons[ENDS_N] = {
+    static const char *const names[ENDS_N] = {
 #define END_NAME(name, text) text,
         KVR_FINISHES(END_NAME) REQUEST_ENDS(END_NAME)
 #undef END_NAME
     };
+    return names[end];
+}
+
+static void put_ends(void *ctx, const struct model_counts *m)
+{
     for (int i = 0; i < ENDS_N; i++)
-        kvr_prom_put_u64(ctx, KVR_PROM_PAIRS(MODEL_OF(m), KVR_PROM_TEXT("reason", reasons[i])),
+        kvr_prom_put_u64(ctx, KVR_PROM_PAIRS(MODEL_OF(m), KVR_PROM_TEXT("reason", request_end_name(i))),
                          atomic_load_explicit(&m->ends[i], memory_order_relaxed));
 }
 

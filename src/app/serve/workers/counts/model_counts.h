@@ -64,6 +64,8 @@ struct model_table *model_counts_create(void); /* NULL: out of memory */
 void model_counts_destroy(struct model_table *t);
 /* Of a name that a client gave. One that no worker is known to serve, or beyond the limit, has those of "other"; never NULL. */
 struct model_counts *model_counts_of(struct workers *ws, const char *model);
+/* Of an enum request_end, as metrics call it. */
+const char *request_end_name(int end);
 void model_counts_metrics(struct workers *ws, struct kvr_prom_page *out);
 /* Calls `fn` with each of them. */
 void model_counts_each(struct workers *ws, void (*fn)(void *ctx, const struct model_counts *m), void *ctx);
