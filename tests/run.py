@@ -22,7 +22,7 @@ TOKENIZER = os.path.join(ROOT, "build/tokenizer/libkvr_tokenizer.so")  # made by
 OUTSIDERS = os.path.join(ROOT, "build/outsiders/otelcol")  # made by scripts/otel.sh, where there is a Go
 SUPPRESSIONS = os.path.join(ROOT, "scripts/tsan.supp")
 ENV = {
-    "asan": {"ASAN_OPTIONS": "quarantine_size_mb=8:detect_leaks=1:handle_abort=1", "UBSAN_OPTIONS": "print_stacktrace=1", "KVROUTE_SLOW": "3"},
+    "asan": {"ASAN_OPTIONS": "quarantine_size_mb=8:detect_leaks=1:handle_abort=1:handle_sigill=2", "KVROUTE_SLOW": "3"},  # SIGILL: undefined behaviour
     "release": {"KVR_OPS": "60000"},
     "tsan": {"TSAN_OPTIONS": f"suppressions={SUPPRESSIONS} exitcode=66 handle_abort=1 history_size=4", "KVROUTE_SLOW": "5", "KVR_OPS": "60000"},
 }
