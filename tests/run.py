@@ -22,7 +22,7 @@ TOKENIZER = os.path.join(ROOT, "build/tokenizer/libkvr_tokenizer.so")  # made by
 OUTSIDERS = os.path.join(ROOT, "build/outsiders/otelcol")  # made by scripts/otel.sh, where there is a Go
 SUPPRESSIONS = os.path.join(ROOT, "scripts/tsan.supp")
 ENV = {
-    "asan": {"ASAN_OPTIONS": "quarantine_size_mb=8:detect_leaks=1:handle_abort=1", "UBSAN_OPTIONS": "print_stacktrace=1", "KVROUTE_SLOW": "3"},
+    "asan": {"ASAN_OPTIONS": "quarantine_size_mb=8:detect_leaks=1:handle_abort=1:handle_sigill=2", "KVROUTE_SLOW": "3"},  # SIGILL: undefined behaviour
     "release": {"KVR_OPS": "60000"},
     "tsan": {"TSAN_OPTIONS": f"suppressions={SUPPRESSIONS} exitcode=66 handle_abort=1 history_size=4", "KVROUTE_SLOW": "5", "KVR_OPS": "60000"},
 }
@@ -70,22 +70,41 @@ ADDRESS_ONLY = {
     "test_fleet_nats.py": "whole fleets made of parts that test_event_plane.py, test_served_index.py, test_replicas_nats.py and "
                           "test_recover_endpoint.py have under the thread sanitizer",
 }
-SHORTER = {"test_durable": {"asan": "100000", "tsan": "30000"}}  # KVR_OPS; a million by hand: for the same assertions, 90 s of a core
-# What `make test` leaves to `make test-long`. Under the thread sanitizer it runs the files in which threads meet in a way of their own; the
-# others have the same threads with other words, and all of them run under it in the long one.
+SHORTER = {"test_durable": {"asan": "30000", "tsan": "30000"}, "test_index_random": {"asan": "150000"}, "test_recovery": {"asan": "300000"}}  # KVR_OPS
+WHOLE = ("test_index_random", "test_recovery")  # in the long one; test_durable by hand: a million, for the same assertions, is 90 s of a core
+# What `make test` leaves to `make test-long`: files, and of others some tests (pytest's -k).
 LONG_FILES = {"test_fleet_nats.py", "test_hostile_load.py", "test_disagg_soak.py", "test_blind_in_time.py", "test_alerts.py", "test_evidence_attack.py",
-              "test_handover_load.py"}
+              "test_handover_load.py", "test_discovery_limit.py"}
+LONG_TESTS = {
+    "test_jetstream_again.py": "buffer_of_unstored_events_that_is_full",  # 68,000 events, for the limit of 65,536
+    "test_replicas.py": "two_routers_balance_as_one",  # a ratio of two loads, each of seconds; test_a_router_that_is_killed_at_work is short
+    "test_room_for_others.py": "without_descriptors",  # streams of 20,000 tokens; test_http_pressure.py has few descriptors
+}
+WHEEL_AGAIN = "test_wheel_build"  # builds the wheel a second time, in a copy of the tree
 LONG_UNITS = {"tsan": {"test_durable"}, "asan": {"test_sim"}}
+# Under the thread sanitizer it runs the files in which threads meet in a way of their own, and of some of them the tests in which they do; the
+# others have the same threads with other words, and all of them run under it in the long one.
 MEET = {
-    "test_proxy.py": "data loops beside each other", "test_queue.py": "a turn that another loop gives", "test_limits.py": "what loops count together",
-    "test_fairness.py": "the queue's tenants", "test_reload.py": "files read again beside requests", "test_removed_worker.py": "the table beside requests",
-    "test_restart.py": "the end beside requests", "test_handover.py": "views given beside requests", "test_failures.py": "breakers", "test_views.py": "ingest beside look-ups", "test_trust.py": "evidence",
-    "test_quality.py": "predictions and answers", "test_recover_endpoint.py": "the recover client", "test_data_dir.py": "scribe and keeper",
-    "test_recorder.py": "the recorder", "test_access_log.py": "the writer's rings", "test_traces.py": "the exporter", "test_replicas.py": "sync",
-    "test_replicas_nats.py": "sync over NATS", "test_served_index.py": "questions over NATS", "test_shards.py": "indexes elsewhere",
-    "test_discovery.py": "finders", "test_publish.py": "the sidecar", "test_tls.py": "sessions and certificates", "test_curve.py": "the door's thread",
-    "test_large_bodies.py": "the pool's threads", "test_early_answers.py": "bodies under way", "test_copies.py": "producers", "test_select.py": "select",
-    "test_disagg_choice.py": "two legs", "test_picker.py": "a picker on each loop", "test_requests.py": "what everybody does", "test_tokens_here.py": "the tokenizer's threads",
+    "test_proxy.py": ("data loops beside each other", "concurrent or two_loops or predicted_mode or sessions_stick"),
+    "test_queue.py": ("a turn that another loop gives", "not siblings and not learnt and not come_true"), "test_limits.py": ("what loops count together", ""),
+    "test_fairness.py": ("the queue's tenants", ""), "test_reload.py": ("files read again beside requests", "same_time or changes or wait or signal"),
+    "test_removed_worker.py": ("the table beside requests", ""), "test_restart.py": ("the end beside requests", "not second_process"),
+    "test_handover.py": ("views given beside requests", ""),
+    "test_failures.py": ("breakers", "gone or breaker or slow_reader or killing or kill_9 or drain or deleting"),
+    "test_views.py": ("ingest beside look-ups", "restart or reconnect or random or dropped or repaired"),
+    "test_trust.py": ("evidence", "never_accused or comes_back"), "test_quality.py": ("predictions and answers", "counted_with_why or moves or by_chance"),
+    "test_recover_endpoint.py": ("the recover client", "not bad_answers"), "test_data_dir.py": ("scribe and keeper", "kill or sigterm or disk or anew"),
+    "test_recorder.py": ("the recorder", ""), "test_access_log.py": ("the writer's rings", "rotated or go_on_whole or gone or moved"),
+    "test_traces.py": ("the exporter", "step or away_or_silent or refuses"), "test_replicas.py": ("sync", "not places_of_others"),
+    "test_replicas_nats.py": ("sync over NATS", "shared or late or outage"),
+    "test_served_index.py": ("questions over NATS", "nats or concurrent or many"), "test_shards.py": ("indexes elsewhere", ""),
+    "test_discovery.py": ("finders", "watched or resolved_again or announce"), "test_publish.py": ("the sidecar", "death or published_again or late"),
+    "test_tls.py": ("sessions and certificates", "resumed or reload or under_load or both_ports"), "test_curve.py": ("the door's thread", "hears or share"),
+    "test_large_bodies.py": ("the pool's threads", "leave"), "test_early_answers.py": ("bodies under way", "leaves or not_sent_yet"),
+    "test_copies.py": ("producers", ""), "test_select.py": ("select", "booked or bounded or come_and_go or leases"),
+    "test_disagg_choice.py": ("two legs", "turns or whole or predicted"), "test_requests.py": ("what everybody does", "goes_to or own_paths"),
+    "test_tokens_here.py": ("the tokenizer's threads", "threads_of or leave or sighup or doubt or two_models"),
+    "test_picker.py": ("a picker on each loop", "many_at_once or who_waits or lets_running"),
 }
 LONG = {"test_durable", "test_http_memory", "test_sim"}  # left out of the quick look, as is all that is not named here:
 SMOKE = ("test_cli.py", "test_requests.py", "test_views.py", "test_indexer.py", "test_select.py", "test_failures.py")
@@ -197,14 +216,14 @@ def build_beside(preset, *more):
 
 
 def alone(env, cmd):
-    return " ".join([*(f"{k}={shlex.quote(v)}" for k, v in env.items()), *cmd])
+    return " ".join([*(f"{k}={shlex.quote(v)}" for k, v in env.items()), shlex.join(cmd)])
 
 
-def unit(preset, binary):
+def unit(preset, binary, whole=False):
     cmd = [os.path.join("build", preset, "unit", binary)]
     starts_none = preset == "asan" and binary not in THREADED and binary not in ADDRESS_ONLY
     env = {**ENV[preset], "KVR_TELL_THREADS": "1"}
-    if binary in SHORTER:
+    if binary in SHORTER and not whole:
         env["KVR_OPS"] = SHORTER[binary].get(preset, env.get("KVR_OPS", "100000"))
     if preset == "tsan":
         env["KVR_TESTS"] = THREADED[binary]
@@ -229,18 +248,25 @@ def counted(name, rc, text, *rest, more=0):
     return Outcome(name, counts.get("passed", 0) + more, bad or int(rc != 0), text, *rest)
 
 
-def e2e(preset, name):
+def short_tests(preset, name):
+    """Which tests of an end-to-end file `make test` runs, as pytest's -k has it: all, when it is empty."""
+    rules = [MEET[name][1] if preset == "tsan" and name in MEET else "", f"not ({LONG_TESTS[name]})" if name in LONG_TESTS else ""]
+    return " and ".join(f"({r})" for r in rules if r)
+
+
+def e2e(preset, name, tests=""):
+    """`tests`: which of them (pytest's -k)."""
     env = {**ENV[preset], "KVROUTE": os.path.join(ROOT, "build", preset, "kvroute"), "PYTHONDONTWRITEBYTECODE": "1"}
     if name in NEEDS_TOKENIZER:
         env["TOKENIZER_LIBRARY"] = TOKENIZER
-    args = ["-q", "-p", "no:cacheprovider", os.path.join("tests/e2e", name)]
+    args = ["-q", "-p", "no:cacheprovider", *(["-k", tests] if tests else []), os.path.join("tests/e2e", name)]
     return counted(f"{preset} {name}", *forks.pytest(args, env), alone(env, ["/usr/bin/python3", "-m", "pytest", *args]))
 
 
-def python(preset):
-    """The wheel: built, installed into a clean environment, tested."""
+def python(preset, tests):
+    """The wheel: built, installed into a clean environment, tested. `tests`: which of them (pytest's -k)."""
     env = {**ENV[preset], "KVROUTE": os.path.join(ROOT, "build", preset, "kvroute")}
-    rc, text, *times = run(["bash", "tests/python/run.sh"], env)
+    rc, text, *times = run(["bash", "tests/python/run.sh", "-k", tests], env)
     return counted("python package", rc, text, *times, more=int("ran in a clean environment" in text))
 
 
@@ -330,14 +356,22 @@ def sanitized(long):
     needed = ["kvroute_bin", "index_example", *tests_of("tsan")[0]]
     jobs = [Job(tsan, build_beside, ("tsan", "-j1", "--target", *needed))]
     for preset, after in ("asan", None), ("tsan", tsan):
-        for fn, names in zip((unit, e2e), tests_of(preset)):
-            jobs += named(preset, fn, [n for n in names if is_long(preset, n) == long], after)
+        units, scripts = tests_of(preset)
+        jobs += named(preset, unit, [n for n in units if is_long(preset, n) == long], after)
+        for n in scripts:
+            short = short_tests(preset, n)
+            if is_long(preset, n) == long:
+                jobs.append(Job(f"{preset} {n}", e2e, (preset, n, "" if long else short), after))
+            elif long and short:  # what the other one leaves out of it
+                jobs.append(Job(f"{preset} {n}", e2e, (preset, n, f"not ({short})"), after))
+    if long:
+        jobs += [Job(f"asan {n}", unit, ("asan", n, True)) for n in WHOLE] + [Job("python package", python, ("asan", WHEEL_AGAIN))]
     return jobs
 
 
 def short_jobs():
     tsan, python3 = "build tsan", "/usr/bin/python3"
-    return [*sanitized(False), Job("python package", python, ("asan",)),
+    return [*sanitized(False), Job("python package", python, ("asan", f"not {WHEEL_AGAIN}")),
             *tokenizer_tests(), checked("include directions", python3, "scripts/check_includes.py"),
             checked("circles of files", python3, "scripts/check_circles.py", "build/asan"),
             checked("a program without NATS lacks nothing", python3, "scripts/check_absent.py", "build/asan"),
@@ -367,7 +401,7 @@ def tokenizer_tests():
 
 def sanitized_tests(long):
     there = {f.removesuffix(".c") for folder in ("tests/unit", "tests/e2e") for f in os.listdir(os.path.join(ROOT, folder))}
-    gone = {*THREADED, *ADDRESS_ONLY, *LONG_FILES, *MEET} - there
+    gone = {*THREADED, *ADDRESS_ONLY, *LONG_FILES, *LONG_TESTS, *MEET} - there
     if gone:
         sys.exit(f"tests/run.py names tests that are not there: {', '.join(sorted(gone))}")
     build("asan")

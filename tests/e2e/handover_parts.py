@@ -12,12 +12,12 @@ from conftest import SLOW, Mock, Serve, call, wait_for
 
 
 class Client(threading.Thread):
-    """Asks without a pause, on connections that it keeps as long as the router does, or a new one each time; a request that fails is noted,
+    """Asks over and over, on connections that it keeps as long as the router does, or a new one each time; a request that fails is noted,
     not asked again."""
 
-    def __init__(self, port, streams=False, fresh=False):
+    def __init__(self, port, streams=False, fresh=False, pause=0.0):
         super().__init__(daemon=True)
-        self.port, self.streams, self.fresh = port, streams, fresh
+        self.port, self.streams, self.fresh, self.pause = port, streams, fresh, pause
         self.done, self.failed, self.over = 0, [], threading.Event()
         self.start()
 
@@ -34,7 +34,7 @@ class Client(threading.Thread):
 
     def run(self):
         c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60 * SLOW)
-        while not self.over.is_set():
+        while not self.over.wait(self.pause):
             try:
                 self.ask(c)
             except (OSError, http.client.HTTPException) as e:
@@ -44,10 +44,10 @@ class Client(threading.Thread):
 
 
 class Load:
-    """Clients of all kinds. until(n): so many more answers; end(): none has failed."""
+    """Clients of all kinds, which ask without a pause or with one. until(n): so many more answers; end(): none has failed."""
 
-    def __init__(self, port, n=8):
-        self.clients = [Client(port, streams=i % 2 == 1, fresh=i % 4 > 1) for i in range(n)]
+    def __init__(self, port, n=8, pause=0.0):
+        self.clients = [Client(port, streams=i % 2 == 1, fresh=i % 4 > 1, pause=pause) for i in range(n)]
 
     def done(self):
         return sum(c.done for c in self.clients)
@@ -74,7 +74,7 @@ def holder_of(s, prompt):
     return int(r.headers["x-kvroute-worker"])
 
 
-def replaced_in_place(start, tmp_path, requests):
+def replaced_in_place(start, tmp_path, requests, pause=0.0):
     """Twice, beside so many requests in all. What engines can say again is their last batch, and the first decisions are right."""
     mocks = [start(Mock, "--kv-buffer-steps", 1) for _ in range(3)]
     args = ("--handover", tmp_path / "ports", "--lame-duck-time", 1, "--threads", 2)
@@ -85,7 +85,7 @@ def replaced_in_place(start, tmp_path, requests):
         for m in mocks:
             call(m.port, "POST", "/v1/completions", {"prompt": [k] * 32, "max_tokens": 1})
         wait_for("views", lambda: all(v["view"] == "whole" and v["blocks"] >= 2 * k + 2 for v in s.views().values()))
-    load = Load(s.port, 12)
+    load = Load(s.port, 12, pause)
     for _ in range(2):
         load.until(requests // 4)
         after = start(Serve, mocks, *args, ports=(s.port, s.admin), wait=False)

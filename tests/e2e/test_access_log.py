@@ -191,7 +191,7 @@ def ask_much(s, clients, each):
 
 def test_no_line_is_lost_or_split_when_the_file_is_rotated_under_load(start, log):
     s = start(Serve, [], "--threads", 2, *log.options(), ready=False)
-    clients, each, rotations = 4, 2000, 0
+    clients, each, rotations = 4, 700, 0
     threads = ask_much(s, clients, each)
     while any(t.is_alive() for t in threads):
         if log.file.exists():

@@ -55,15 +55,15 @@ def test_removed_worker_leaves_no_entries(fleet):
     b'{"worker_id": 5, "endpoint": 7}', b'{"worker_id": 5, "endpoint": "http://x", "role": "boss"}',
     b'{"worker_id": 5, "endpoint": "http://a b"}',
 ])
-def test_bad_worker_objects(fleet, body):
-    s, _ = fleet
+def test_bad_worker_objects(same_fleet, body):
+    s, _ = same_fleet
     r = call(s.admin, "POST", "/workers", body)
     assert 400 <= r.status < 500 and r.json()["error"]
     assert len(s.get("/workers")) == 2
 
 
-def test_block_size_must_agree_within_a_model(fleet):
-    s, mocks = fleet
+def test_block_size_must_agree_within_a_model(same_fleet):
+    s, mocks = same_fleet
     r = s.post("/workers", worker(mocks[0], 9, block_size=32, force=True))
     assert r.status == 409 and "block_size" in r.json()["error"]
 
@@ -71,8 +71,8 @@ def test_block_size_must_agree_within_a_model(fleet):
 @pytest.mark.parametrize("path", ["/overlap_scores", "/potential_loads", "/query", "/query_by_hash"])
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b'{"token_ids": "x"}', b'{"token_ids": [-1]}', b'{"token_ids": [1.5]}',
                                   b'{"block_hashes": ["a"]}', b'{"token_ids": [1], "model_name": 5}'])
-def test_bad_questions(fleet, path, body):
-    s, _ = fleet
+def test_bad_questions(same_fleet, path, body):
+    s, _ = same_fleet
     r = call(s.admin, "POST", path, body)
     assert 400 <= r.status < 500 and r.json()["error"]
 
@@ -154,8 +154,8 @@ def test_router_mode_can_be_changed(fleet):
 
 @pytest.mark.parametrize("method,path,status", [("GET", "/nope", 404), ("PUT", "/workers", 405), ("GET", "/overlap_scores", 405),
                                                 ("GET", "/workers/1", 405), ("DELETE", "/workers/abc", 404)])
-def test_admin_errors(fleet, method, path, status):
-    s, _ = fleet
+def test_admin_errors(same_fleet, method, path, status):
+    s, _ = same_fleet
     r = call(s.admin, method, path)
     assert r.status == status and r.json()["error"]
 

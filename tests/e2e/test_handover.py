@@ -17,7 +17,7 @@ def test_a_hand_over_refuses_nobody(start, tmp_path):
     m = start(Mock)
     args = ("--handover", tmp_path / "ports", "--lame-duck-time", 1)
     s = start(Serve, [m], *args, "--threads", 1)
-    load = Load(s.port)
+    load = Load(s.port, pause=0.02)
     for threads in (1, 2, 2, 3):
         load.until(160)
         after = start(Serve, [m], *args, "--threads", threads, ports=(s.port, s.admin), wait=False)
@@ -32,7 +32,7 @@ def test_a_hand_over_refuses_nobody(start, tmp_path):
 
 
 def test_replaced_in_place_twice_under_load(start, tmp_path):
-    replaced_in_place(start, tmp_path, 800)
+    replaced_in_place(start, tmp_path, 800, 0.02)  # test_handover_load.py asks without a pause
 
 
 def test_a_process_that_is_not_ready_takes_nothing(start, tmp_path):

@@ -79,15 +79,16 @@ def certificate(tmp_path):
 
 @pytest.mark.parametrize("what", ["models", "metrics", "indexer", "indexer over TLS"])
 def test_pipelining_without_reading_keeps_memory_bounded(start, certificate, what):
+    """Some 30 MiB of answers: the kernel keeps a third of them."""
     cert, key = certificate
     own = {"ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") + ":quarantine_size_mb=1"}  # else most of it is memory that the sanitizer keeps
     if what in ("models", "metrics"):
         s = start(Serve, [start(Mock, "--model", "m" * 100)], env=own)
-        port, path, times = (s.port, "/v1/models", 60000) if what == "models" else (s.admin, "/metrics", 3000)
+        port, path, times = (s.port, "/v1/models", 40000) if what == "models" else (s.admin, "/metrics", 600)
     else:
         tls = ["--tls-cert", cert, "--tls-key", key] if "TLS" in what else []
         s = start(Indexer, *tls, plain=not tls, env=own)
-        port, path, times = s.port, "/metrics", 8000
+        port, path, times = s.port, "/metrics", 2000
     c = wait_for("the port", lambda: socket.create_connection(("127.0.0.1", port), timeout=60 * conftest.SLOW))
     if "TLS" in what:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -129,7 +130,8 @@ def test_unfinished_bodies_share_a_budget(start, upstream):
     for c in held:
         c.close()
     wait_for("memory given back", lambda: s.metric("http_request_bodies_bytes", port="data") == 0)
-    assert call(s.port, "POST", "/v1/completions", {"prompt": "x" * (4 * MB)}).status == 200
+    body = {"prompt": "x" * (4 * MB)}  # of a client that left the router may read its last only now
+    wait_for("room", lambda: call(s.port, "POST", "/v1/completions", body).status == 200)
     wait_for("memory given back", lambda: s.metric("http_request_bodies_bytes", port="data") == 0)
 
 
@@ -171,7 +173,7 @@ def test_client_that_does_not_read_ended_answers_is_cut_off(start, last):
     held = []
     for _ in range(5):
         c = socket.create_connection(("127.0.0.1", s.admin), timeout=30)
-        Asker(c, get("/metrics") * 1500 + last, 1)
+        Asker(c, get("/metrics") * 400 + last, 1)
         held.append(c)
     wait_for("the cut", lambda: s.metric("http_write_timeouts_total", port="admin") == 5, 30)
     for c in held:
@@ -209,7 +211,7 @@ def test_few_descriptors_and_many_idle_connections_leave_room_for_others(start, 
     for _ in range(100):
         c = socket.create_connection(("127.0.0.1", s.port), timeout=30)
         held.append(c)
-    for i in range(30):
+    for i in range(8):
         assert s.complete(f"prompt {i}").status == 200
     assert s.metric("http_evicted_connections_total", port="data") > 0
     assert call(s.port, "GET", "/v1/models").status == 200 and json.loads(call(s.admin, "GET", "/workers").body)

@@ -151,8 +151,8 @@ def test_lora_goes_to_workers_that_list_it_and_has_its_own_hashes(start):
     (b"", 400), (b"{", 400), (b"[1]", 400), (b'"x"', 400), (b"nul", 400), (b'{"model": 5}', 400),
     (b'{"prompt": "x", "max_tokens": 1, "model": "nope"}', 404), (b"{} {}", 400), (b'{"a":1}}', 400), (b"\xff\xfe", 400),
 ])
-def test_bad_bodies(fleet, body, status):
-    s, _ = fleet
+def test_bad_bodies(same_fleet, body, status):
+    s, _ = same_fleet
     r = call(s.port, "POST", "/v1/completions", body)
     assert r.status == status
     e = r.json()["error"]
@@ -164,8 +164,8 @@ def test_bad_bodies(fleet, body, status):
     ("GET", "/v1/completions", 405), ("GET", "/v1/chat/completions", 405), ("POST", "/v1/models", 405), ("DELETE", "/health", 405),
     ("GET", "/nothing", 404), ("POST", "/", 404), ("GET", "/v2/models", 404),
 ])
-def test_wrong_methods_and_paths(fleet, method, path, status):
-    s, _ = fleet
+def test_wrong_methods_and_paths(same_fleet, method, path, status):
+    s, _ = same_fleet
     r = call(s.port, method, path, b"{}" if method == "POST" else None)
     assert r.status == status and r.json()["error"]["message"]
 
@@ -238,8 +238,8 @@ def test_engine_errors_pass_through(start, upstream, status):
     assert s.metric("retries_total") == 0
 
 
-def test_pins(fleet):
-    s, _ = fleet
+def test_pins(same_fleet):
+    s, _ = same_fleet
     for w in ("1", "2", "1"):
         r = s.complete("x", headers={"x-kvroute-worker": w})
         assert (r.headers["x-kvroute-worker"], r.headers["x-kvroute-reason"]) == (w, "pinned")
@@ -425,8 +425,8 @@ def test_chunked_request_body(fleet):
     assert out.startswith(b"HTTP/1.1 200") and b'"completion_tokens":1' in out
 
 
-def test_pipelining(fleet):
-    s, _ = fleet
+def test_pipelining(same_fleet):
+    s, _ = same_fleet
     body = b'{"prompt":"x","max_tokens":1}'
     one = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
     get = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -434,8 +434,8 @@ def test_pipelining(fleet):
     assert out.count(b"HTTP/1.1 200") == 4
 
 
-def test_offered_upgrade_is_ignored(fleet):
-    s, _ = fleet
+def test_offered_upgrade_is_ignored(same_fleet):
+    s, _ = same_fleet
     body = b'{"prompt":"x","max_tokens":1}'
     out = raw(s.port, b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, HTTP2-Settings, close\r\nUpgrade: h2c\r\n"
                       b"HTTP2-Settings: AAMAAABkAAQAAP__\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
@@ -443,8 +443,8 @@ def test_offered_upgrade_is_ignored(fleet):
     assert raw(s.port, b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n", 1).startswith(b"HTTP/1.1 200")
 
 
-def test_keep_alive(fleet):
-    s, _ = fleet
+def test_keep_alive(same_fleet):
+    s, _ = same_fleet
     c = http.client.HTTPConnection("127.0.0.1", s.port, timeout=10)
     for _ in range(3):
         c.request("POST", "/v1/completions", '{"prompt":"x","max_tokens":1}')
@@ -473,8 +473,8 @@ def test_keep_alive(fleet):
     ("huge header", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 100000 + b"\r\n\r\n"),
     ("many headers", b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"A: b\r\n" * 500 + b"\r\n"),
 ])
-def test_malformed_requests_are_refused(fleet, name, request_bytes):
-    s, _ = fleet
+def test_malformed_requests_are_refused(same_fleet, name, request_bytes):
+    s, _ = same_fleet
     out = raw(s.port, request_bytes)
     status = int(out.split(b" ")[1]) if out else 0
     assert status in (400, 405, 413, 431, 501) or not out, out[:200]

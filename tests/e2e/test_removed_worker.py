@@ -160,7 +160,7 @@ class Between:
                     {"do_GET": answer, "do_POST": answer, "log_message": lambda *a: None, "protocol_version": "HTTP/1.1"})
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), kind)
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
 
     def close(self):
         self.server.shutdown()

@@ -218,7 +218,7 @@ def test_sigusr2_puts_the_next_one_in_its_place_and_systemd_is_told(start, super
     m = start(Mock)
     p = start(Serve, [m], "--config", config, "--handover", tmp_path / "ports", env={**s.env, "WATCHDOG_USEC": str(WATCHDOG_US)})
     s.wait("READY", "1", p.p.pid)
-    load = Load(p.port)
+    load = Load(p.port, pause=0.02)
     load.until(40)
     config.write_text("no-such-option: 1\n")
     p.p.send_signal(signal.SIGUSR2)  # a next one that cannot start

@@ -194,9 +194,8 @@ def test_a_view_that_nobody_confirms_after_a_reconnect_does_not_stay(rig):
 
 def test_dead_replay_endpoint_is_declared_untrusted(rig):
     e, s = rig()  # nobody answers the replay
-    t0 = time.monotonic()
     wait_for("ready", lambda: call(s.port, "GET", "/ready").status == 200)
-    assert time.monotonic() - t0 > 0.3 and not trusted(s) and s.view()["view"] == "unknown" and s.view()["reason"]
+    assert not trusted(s) and s.view()["view"] == "unknown" and "answer" in s.view()["reason"]
     e.stored([1], T[:4], drop=True)
     e.until("recovered when it answers", lambda: s.view()["view"] == "whole" and depth(s) == 1, 20)
 

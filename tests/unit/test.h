@@ -52,18 +52,24 @@ static inline uint64_t seconds_from_now(double s)
     return kvr_now_ns(kvr_clock_monotonic()) + (uint64_t)(s * 1e9);
 }
 
-static inline bool time_is_left(uint64_t deadline_ns)
+static inline bool sleep_before(uint64_t deadline_ns, long pause_ns)
 {
-    struct timespec pause = {.tv_nsec = 200000};
+    struct timespec pause = {.tv_nsec = pause_ns};
     nanosleep(&pause, NULL);
     return kvr_now_ns(kvr_clock_monotonic()) < deadline_ns;
 }
 
-/* Looks until `condition` holds, and fails when it does not within so many seconds. */
+static inline bool time_is_left(uint64_t deadline_ns)
+{
+    return sleep_before(deadline_ns, 200000);
+}
+
+/* Looks until `condition` holds, and fails when it does not within so many seconds. What takes long is looked at less often: a look may be
+ * a question to another process. */
 #define WAIT_FOR(condition, seconds)                                                                                                       \
     do {                                                                                                                                   \
         uint64_t deadline_ = seconds_from_now(seconds);                                                                                    \
-        while (!(condition) && time_is_left(deadline_)) {                                                                                  \
+        for (long pause_ = 200000; !(condition) && sleep_before(deadline_, pause_); pause_ = KVR_MIN(pause_ * 5 / 4, 20000000L)) {         \
         }                                                                                                                                  \
         assert_true(condition);                                                                                                            \
     } while (0)
