@@ -73,6 +73,8 @@ class Kube:
 
             def setup(self):
                 self.request = kube.tls.wrap_socket(self.request, server_side=True)
+                with kube.changed:
+                    kube.connections.add(self.request)
                 super().setup()
 
             def do_GET(self):
@@ -83,11 +85,6 @@ class Kube:
 
         class Server(http.server.ThreadingHTTPServer):
             daemon_threads, block_on_close, allow_reuse_address = True, False, True
-
-            def process_request(self, request, address):
-                with kube.changed:
-                    kube.connections.add(request)
-                super().process_request(request, address)
 
             def handle_error(self, request, address):
                 pass  # clients leave

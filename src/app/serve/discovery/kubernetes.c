@@ -331,7 +331,7 @@ static int find_api(const struct serve_options *o, char *out, size_t cap, char *
         snprintf(out, cap, "%s", o->kubernetes_api);
         return 0;
     }
-    if (!host || !port) {
+    if (!host || !*host || !port || !*port) {
         snprintf(err, err_cap, "--discovery kubernetes: there is no KUBERNETES_SERVICE_HOST and _PORT, as a pod has: use --kubernetes-api");
         return -1;
     }
