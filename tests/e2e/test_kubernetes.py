@@ -6,6 +6,7 @@ import os
 import socket
 
 import pytest
+import yaml
 
 import kube_parts
 from conftest import SLOW, Mock, Select, Serve, free_ports, stays, wait_for
@@ -328,6 +329,19 @@ def test_two_routers_of_a_service_share_bookings(start, kube):
                   "--replica-sync-port", port, "--replica-sync-host", f"127.0.3.{i}", ready=False) for i in (1, 2))
     for r in (a, b):
         wait_for("the other one is heard", lambda r=r: r.metric("replica_sync_live_peers") >= 1)
+
+
+def test_no_more_is_asked_than_the_role_allows(start, fleet):
+    """The Role of deploy/kubernetes, all of which is needed."""
+    port = free_ports()
+    r = start(Serve, [], *fleet.options, *BY_POOL, "--kubernetes-peers", "kvroute", "--replica-sync-port", port, "--replica-sync-host", "127.0.0.1", ready=False)
+    for resource in ("pods", "inferencepools", "endpointslices"):
+        watching(r, resource)
+    with open(os.path.join(os.path.dirname(__file__), "../../deploy/kubernetes/rbac/kvroute.yaml"), encoding="utf-8") as f:
+        (role,) = [o for o in yaml.safe_load_all(f) if o["kind"] == "Role"]
+    allowed = {(verb, "/apis/".join(("", f"{group}/v1")) if group else "/api/v1", resource)
+               for rule in role["rules"] for verb in rule["verbs"] for group in rule["apiGroups"] for resource in rule["resources"]}
+    assert allowed == {(verb, *path.split("/namespaces/fleet/")) for verb, path, _ in fleet.asked}
 
 
 def test_what_cannot_be_is_refused(start, tmp_path):
