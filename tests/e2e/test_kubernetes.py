@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 import kube_parts
-from conftest import SLOW, Mock, Select, Serve, free_ports, stays, wait_for
+from conftest import SLOW, Mock, Process, Select, Serve, call, free_ports, stays, wait_for
 from kube_parts import PODS, POOLS, SLICES, Kube, addresses, pod, pool, slice_of, status, truth
 
 
@@ -297,6 +297,16 @@ def test_a_server_that_cannot_be_trusted_is_not_told_the_token(start, kube, tmp_
     wait_for("it is told", lambda: "cannot be asked" in r.text() and "certificate" in r.text())
     assert not other.asked
     other.stop()
+
+
+def test_an_endpoint_picker_finds_its_pods(start, fleet):
+    admin = free_ports()
+    p = start(Process, "epp", "--host", "127.0.0.1", "--ext-proc-port", free_ports(), "--admin-port", admin, *fleet.options, *BY_POOL)
+    wait_for("its admin port", lambda: p.p.poll() is not None or call(admin, "GET", "/health").status == 200)
+    if p.p.poll() is not None and "nghttp2" in p.text():
+        p.expect = None
+        pytest.skip("built without nghttp2")
+    wait_for("the truth", lambda: {w["endpoint"] for w in call(admin, "GET", "/workers").json()} == truth(fleet))
 
 
 def test_routers_behind_a_service_are_followed(start, kube):

@@ -94,8 +94,8 @@ def test_the_manifests_fit_together_and_start_what_they_say(folder, tmp_path):
     file.write_text(config)
     args = [a.replace("/etc/kvroute/kvroute.yaml", str(file)) for a in args]
     p = subprocess.run([BINARY, command, *args, "--check"], capture_output=True, text=True, timeout=60, check=False)
-    if f"unknown command '{command}'" in p.stderr:
-        pytest.skip(f"this build has no `kvroute {command}`")
+    if "this build has none" in p.stderr:
+        pytest.skip("built without nghttp2")
     assert p.returncode == 0, p.stderr
     if command == "serve":
         p = subprocess.run([BINARY, "check", str(file)], capture_output=True, text=True, timeout=60, check=False)
