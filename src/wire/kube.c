@@ -123,9 +123,20 @@ bool kvr_kube_ports_parse(const char *text, size_t len, struct kvr_kube_ports *o
     return true;
 }
 
+/* Returns: false: it cannot be used; out is "" then. */
 static bool copy_object_name(struct kvr_json metadata, char *out)
 {
-    return kvr_json_copy_name(kvr_json_get(metadata, "name"), out, KVR_KUBE_NAME_MAX) && kvr_kube_name_ok(out);
+    if (kvr_json_copy_name(kvr_json_get(metadata, "name"), out, KVR_KUBE_NAME_MAX) && kvr_kube_name_ok(out)) return true;
+    out[0] = 0;
+    return false;
+}
+
+/* Likewise. */
+static bool copy_uid(struct kvr_json metadata, char *out)
+{
+    if (kvr_json_copy_name(kvr_json_get(metadata, "uid"), out, KVR_KUBE_UID_MAX) && out[0] && has_only(out, strlen(out), "-")) return true;
+    out[0] = 0;
+    return false;
 }
 
 /* Returns: false: it is none, or an IPv6 one with a zone. */
@@ -184,9 +195,7 @@ const char *kvr_kube_pod_read(struct kvr_json object, struct kvr_kube_pod *out)
     bool v6;
     memset(out, 0, sizeof *out);
     if (!copy_object_name(metadata, out->name)) return "it has no name";
-    if (!kvr_json_copy_name(kvr_json_get(metadata, "uid"), out->uid, sizeof out->uid) || !out->uid[0] ||
-        !has_only(out->uid, strlen(out->uid), "-"))
-        return "it has no uid";
+    if (!copy_uid(metadata, out->uid)) return "it has no uid";
     if (is_given(address) && !kvr_json_is_str(address, "") && !copy_address(address, out->address, &v6)) return "its podIP is no address";
     (void)kvr_json_each(kvr_json_get(status, "conditions"), on_condition, &out->ready);
     out->over = kvr_json_is_str(phase, "Succeeded") || kvr_json_is_str(phase, "Failed");

@@ -95,6 +95,9 @@ static void pods(void **state)
     assert_true(p.has_active && p.active.n == 0);
     assert_non_null(kvr_kube_pod_read(parsed(POD(",'annotations':{'inference.networking.k8s.io/active-ports':'8000;8001'}", READY)), &p));
     assert_non_null(kvr_kube_pod_read(parsed("{'metadata':{'name':'a b','uid':'1'}}"), &p));
+    assert_true(!p.name[0]);
+    assert_non_null(kvr_kube_pod_read(parsed("{'metadata':{'name':'a','uid':'1/2'}}"), &p));
+    assert_true(!p.uid[0]); /* it would be a part of keys */
     assert_non_null(kvr_kube_pod_read(parsed("{'metadata':{'name':'a','uid':''}}"), &p));
     assert_non_null(kvr_kube_pod_read(parsed("{'metadata':{'name':'a','uid':'1'},'status':{'podIP':'10.0.0.1,id=7'}}"), &p));
     assert_true(!p.address[0] && strcmp(p.name, "a") == 0);
