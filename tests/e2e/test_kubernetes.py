@@ -116,6 +116,16 @@ def test_another_pod_at_the_address_is_another_worker_life(start, kube):
     assert 8 in r.overlap(tokens).values()
     kube.put(PODS, pod("vllm-1", "127.0.0.1"))
     wait_for("a view of its own", lambda: len(all_of(r)) == 2 and not any(r.overlap(tokens).values()))
+    kube.delete(PODS, "vllm-2")
+    wait_for("the other one is gone", lambda: len(all_of(r)) == 1)
+    others = list(range(1001, 1129))
+    assert r.complete(others).status == 200
+    wait_for("its events", lambda: set(r.overlap(others).values()) == {8})
+    kube.stop()  # nobody tells of what follows but a list
+    kube.put(PODS, pod("vllm-1", "127.0.0.1"))
+    kube.forget()
+    kube.start()
+    wait_for("a view of its own again", lambda: len(all_of(r)) == 1 and not any(r.overlap(others).values()), 20)
 
 
 def test_labels_annotations_and_ports_make_a_worker(start, fleet):
