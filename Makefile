@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # The front door. `make demo` and `make test` install what is missing (Debian packages), build, and run.
-.PHONY: all docs nightly test-packages build demo demo-engines tokenizer test test-long check test-engines test-openapi engines bench bench-peers bench-routers bench-tokens lint fuzz format install clean help sim options-page wheel deb dist test-install test-page
+.PHONY: all docs nightly test-packages build demo demo-engines tokenizer test test-long check test-engines test-openapi test-kube engines bench bench-peers bench-routers bench-tokens lint fuzz format install clean help sim options-page wheel deb dist test-install test-page
 
 all: build
 
@@ -83,6 +83,10 @@ demo-engines: build
 # PORTS="admin" EXAMPLES=50 SEED=7: see tests/outsiders/openapi.py
 test-openapi: test-packages build
 	@SCHEMATHESIS=$$(scripts/openapi.sh) && SCHEMATHESIS=$$SCHEMATHESIS KVROUTE=$(CURDIR)/build/release/kvroute /usr/bin/python3 -W ignore tests/outsiders/openapi.py
+
+# A real Kubernetes API server, where there is a Go to build it with: apart from make test, which needs none.
+test-kube: test-packages build
+	@KUBE=$$(scripts/kube.sh) && KUBE=$$KUBE KVROUTE=$(CURDIR)/build/release/kvroute /usr/bin/python3 -m pytest -q -p no:cacheprovider tests/outsiders/test_kube.py
 
 bench: test-packages build
 	@scripts/bench.sh

@@ -29,6 +29,14 @@ for f in build/fuzz/fuzzers/fuzz_*; do
     printf '9{"TooNew":{"requested_start":7,"requested_end":null,"newest_available":6}}' >"$work/$name/d"
     printf '9{"TreeDumpFailed":{"last_event_id":7,"message":"no"}}' >"$work/$name/e"
   fi
+  if [ "$name" = fuzz_kube ]; then
+    pod='{"metadata":{"name":"a","uid":"1","resourceVersion":"7","labels":{"llm-d.ai/role":"both"},"annotations":{"kvroute.io/worker":"tp=2","inference.networking.k8s.io/active-ports":"80,81"}},"status":{"podIP":"10.0.0.1","phase":"Running","conditions":[{"type":"Ready","status":"True"}]}}'
+    printf '{"type":"ADDED","object":%s}' "$pod" >"$work/$name/a"
+    printf '{"metadata":{"resourceVersion":"7","continue":"x"},"items":[%s]}' "$pod" >"$work/$name/b"
+    printf '{"metadata":{"name":"a"},"spec":{"selector":{"matchLabels":{"a":"b"}},"targetPorts":[{"number":80}]},"addressType":"IPv6","endpoints":[{"addresses":["fd00::1"],"conditions":{"ready":true}}]}' >"$work/$name/c"
+    printf '{"type":"ERROR","object":{"code":410,"message":"old"}}' >"$work/$name/d"
+    printf '80,81' >"$work/$name/e"
+  fi
   if [ "$name" = fuzz_record ]; then
     printf '{"timestamp":17,"event":%s}' "$event" >"$work/$name/a"
     printf '%s' "$removed" >"$work/$name/b"

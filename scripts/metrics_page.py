@@ -26,7 +26,7 @@ SECTIONS = [
     ("Prefill and decode workers", r"(disagg|prefill_leg|handoff|kv_wait)"),
     ("Ports, access, TLS", r"(http_|access_|tls_|key_|status_)"),
     ("Gateways that ask by external processing", r"(grpc_|ext_proc_)"),
-    ("Other routers, event plane, discovery", r"(replica|served|remote|indexer|event_plane|durable|discovery)"),
+    ("Other routers, event plane, discovery", r"(replica|served|remote|indexer|event_plane|durable|discovery|kubernetes)"),
     ("Files, logs, traces, configuration", r"(record|data_dir|trace|config|log_)"),
     ("The process", r"(process_|build_info|draining)"),
     ("Others", r""),

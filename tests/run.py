@@ -67,6 +67,7 @@ ADDRESS_ONLY = {
     "test_http_pressure.py": "bytes in use, which the thread sanitizer multiplies; a connection belongs to one thread",
     "test_room_for_others.py": "descriptors and bytes in use; a connection belongs to one thread",
     "test_discovery_limit.py": "4,096 addresses, all on the main loop",
+    "test_kubernetes.py": "what the main loop hears of an API server, alone; test_replicas.py has those who are followed under the thread sanitizer",
     "test_fleet_nats.py": "whole fleets made of parts that test_event_plane.py, test_served_index.py, test_replicas_nats.py and "
                           "test_recover_endpoint.py have under the thread sanitizer",
 }

@@ -85,12 +85,26 @@
         NUM("min-initial-workers", min_initial_workers, "0", 0, 1e6, "DYN_ROUTER_MIN_INITIAL_WORKERS",                                     \
             "/ready waits for that many workers, and so do questions for one (/select and the like), up to queue-timeout, until they "     \
             "have come"),                                                                                                                  \
-        ENU("discovery-scheme", discovery_scheme, "http", "http|https", NULL, "dns: how the workers are spoken to"),                       \
+        ENU("discovery-scheme", discovery_scheme, "http", "http|https", NULL, "dns, kubernetes: how the workers are spoken to"),           \
         PAI("discovery-worker", discovery_worker, NULL, "KEY=VALUE,...", NULL,                                                             \
-            "dns: further keys of each worker; {host} and {port} stand for its own"),                                                      \
+            "dns, kubernetes: further keys of each worker; {host} and {port} stand for its own, with kubernetes {pod} and {rank}, too, "   \
+            "the place of its port, and {5557+rank} for a sum"),                                                                           \
         WOR("discovery-dns-server", discovery_dns_server, NULL, "ADDRESS:PORT[,...]", NULL,                                                \
             "dns: ask these servers, not the system's; the next one when one does not answer"),                                            \
         DBL("discovery-interval", discovery_interval, "5", 0.1, 86400, NULL, "dns: seconds between two looks"),                            \
+        STR("kubernetes-pool", kubernetes_pool, NULL, "NAME", NULL,                                                                        \
+            "kubernetes: the InferencePool whose selector and targetPorts say which pods are workers, and at which ports"),                \
+        WOR("kubernetes-selector", kubernetes_selector, NULL, "LABEL=VALUE[,...]", NULL,                                                   \
+            "kubernetes: in place of a pool: labels of pods"),                                                                             \
+        WOR("kubernetes-ports", kubernetes_ports, NULL, "PORT[,...]", NULL, "kubernetes: in place of a pool: ports, each one a worker"),   \
+        STR("kubernetes-namespace", kubernetes_namespace, NULL, "NAME", NULL, "kubernetes: of pods and pool; without: that of this pod"),  \
+        STR("kubernetes-peers", kubernetes_peers, NULL, "SERVICE", NULL,                                                                   \
+            "kubernetes: routers behind this service are followed, at replica-sync-port"),                                                 \
+        STR("kubernetes-api", kubernetes_api, NULL, "URL", NULL, "kubernetes: the API server; without: the one of this pod's cluster"),    \
+        STR("kubernetes-token-file", kubernetes_token_file, NULL, "FILE", NULL,                                                            \
+            "kubernetes: the token for it, read again each minute; without: that of the service account"),                                 \
+        STR("kubernetes-ca", kubernetes_ca, NULL, "FILE", NULL,                                                                            \
+            "kubernetes: who has signed the API server's certificate; without: as the service account says"),                              \
         DBL("engine-metrics-interval", engine_metrics_interval, "2", 0.05, 3600, NULL, "seconds between two looks at a worker's metrics"), \
         DBL("engine-load-max-age", engine_load_max_age, "10", 0.1, 86400, NULL,                                                            \
             "what an engine says of its load is not used any more when it is so many seconds old")

@@ -86,6 +86,24 @@ static void check_events(struct serve_checker *c, const struct serve_options *o)
     CHECK(c, rules);
 }
 
+/* Where workers are found. */
+static void check_kubernetes(struct serve_checker *c, const struct serve_options *o)
+{
+    bool on = o->discovery == DISCOVERY_KUBERNETES;
+    const struct rule rules[] = {
+        {!on && (o->kubernetes_pool || o->kubernetes_selector || o->kubernetes_peers),
+         "kubernetes-pool|kubernetes-selector|kubernetes-peers",
+         "kubernetes-pool, kubernetes-selector and kubernetes-peers need discovery kubernetes"},
+        {on && !o->kubernetes_pool == !o->kubernetes_selector, "discovery|kubernetes-pool|kubernetes-selector",
+         "discovery kubernetes needs one of kubernetes-pool and kubernetes-selector"},
+        {on && !o->kubernetes_selector != !o->kubernetes_ports, "kubernetes-selector|kubernetes-ports",
+         "kubernetes-selector and kubernetes-ports: one is missing; allowed: both, or kubernetes-pool"},
+        {on && o->kubernetes_peers && !o->replica_sync_port, "kubernetes-peers",
+         "kubernetes-peers needs replica-sync-port: the one that the other routers have, too"},
+    };
+    CHECK(c, rules);
+}
+
 /* A certificate and its key, or neither; and whom clients must be signed by where there is one. */
 static void check_tls(struct serve_checker *c, const struct serve_options *o)
 {
@@ -201,6 +219,7 @@ void serve_cli_rules(struct serve_cli *cli, struct serve_checker *c)
     check_tls(c, o);
     check_cors(c, o);
     check_events(c, o);
+    check_kubernetes(c, o);
     check_scheduling(c, o);
     check_fleet(c, o);
     take_workers(cli, c);

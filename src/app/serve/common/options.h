@@ -27,8 +27,8 @@ struct policy_profile {
 enum { TIMEOUT_MAX_S = 864000, RETRIES_MAX = 7 };
 enum { DOMAIN_OFF, DOMAIN_PREFERRED, DOMAIN_REQUIRED }; /* --kv-transfer-domain */
 enum { DISAGG_USAGE_MERGE, DISAGG_USAGE_DECODE };
-enum { DISCOVERY_STATIC, DISCOVERY_FILE, DISCOVERY_DNS, DISCOVERY_NATS };
-#define DISCOVERY_VALUES "static|file|dns|nats" /* of --discovery, in that order */
+enum { DISCOVERY_STATIC, DISCOVERY_FILE, DISCOVERY_DNS, DISCOVERY_NATS, DISCOVERY_KUBERNETES };
+#define DISCOVERY_VALUES "static|file|dns|nats|kubernetes" /* of --discovery, in that order */
 
 struct serve_options {
     bool check;       /* --check: the command line's */
@@ -74,10 +74,12 @@ struct serve_options {
     char *pass_routes;
     double snapshot_interval;
     struct kvr_plane_options plane;
-    int discovery;        /* static|file|dns|nats */
+    int discovery;        /* DISCOVERY_VALUES */
     int discovery_scheme; /* http|https */
     char *discovery_target, *discovery_worker, *discovery_dns_server, *advertise_host;
     double discovery_interval;
+    char *kubernetes_pool, *kubernetes_selector, *kubernetes_ports, *kubernetes_namespace, *kubernetes_peers;
+    char *kubernetes_api, *kubernetes_token_file, *kubernetes_ca;
     double engine_metrics_interval, engine_load_max_age;
     bool serve_indexer;
     uint64_t indexer_shards;

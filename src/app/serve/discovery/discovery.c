@@ -24,6 +24,7 @@ static const struct finder {
     [DISCOVERY_FILE] = {", more by discovery from a file", discovery_file_check, discovery_file_start},
     [DISCOVERY_DNS] = {", more by discovery from DNS", discovery_dns_check, discovery_dns_start},
     [DISCOVERY_NATS] = {", more by discovery from NATS", NULL, discovery_nats_start},
+    [DISCOVERY_KUBERNETES] = {", more by discovery from Kubernetes", discovery_kubernetes_check, discovery_kubernetes_start},
 };
 
 const char *discovery_words(const struct serve_options *o)
@@ -76,8 +77,10 @@ void discovery_stop(struct discovery *d)
     discovery_file_stop(d->file);
     discovery_nats_stop(d->nats);
     discovery_dns_stop(d->dns);
+    discovery_kubernetes_stop(d->kubernetes);
     d->file = NULL;
     d->nats = NULL;
+    d->kubernetes = NULL;
 }
 
 void discovery_destroy(struct discovery *d)
@@ -103,4 +106,5 @@ void discovery_metrics(struct discovery *d, struct kvr_prom_page *b)
                     any ? d->refused : 0);
     kvr_prom_one_if(b, any, "kvroute_", "discovery_dropped_total", "counter", "Findings that found the mail box full", dropped);
     discovery_dns_metrics(any ? d->dns : NULL, b);
+    discovery_kubernetes_metrics(d->kubernetes, b);
 }

@@ -6,6 +6,8 @@
  *     file.c            a file of --worker lines, read again when it changes         (main loop)
  *     dns.c             A, AAAA or SRV records, resolved again every few seconds     (main loop)
  *     nats.c            a registry in NATS (net/nats/registry.h)                     (the registry's thread)
+ *     kubernetes.c      pods of an InferencePool or of labels (net/kube/kube.h); kube_peers.c: routers of a Service   (main loop)
+ *     found_place.c     an address and --discovery-worker -> what is told of a worker
  *     found_workers.c   what was found -> the worker table; the mail box between finders on other threads and the main loop
  *
  * A finder says what is there under a key of its own, and when that goes. Only what was found is removed again: workers of the

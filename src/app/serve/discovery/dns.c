@@ -88,31 +88,13 @@ struct discovery_dns {
 
 /* ---- what was found ------------------------------------------------------------------------------------------------- */
 
-static void put_template(struct kvr_buf *b, const char *text, const struct address *a)
-{
-    for (const char *p = text; p && *p;) {
-        if (strncmp(p, "{host}", 6) == 0) {
-            kvr_buf_str(b, a->host);
-            p += 6;
-        } else if (strncmp(p, "{port}", 6) == 0) {
-            kvr_buf_printf(b, "%u", a->port);
-            p += 6;
-        } else {
-            kvr_buf_add(b, p++, 1);
-        }
-    }
-}
-
 static void tell(struct discovery *room, const struct address *a)
 {
     struct kvr_buf b = {0};
     char key[DISCOVERY_KEY_MAX];
+    const struct found_place at = {.host = a->host, .port = a->port};
     snprintf(key, sizeof key, "%s:%u", a->host, a->port);
-    kvr_buf_printf(&b, "%s://%s", room->o->discovery_scheme ? "https" : "http", key);
-    if (room->o->discovery_worker) {
-        kvr_buf_str(&b, ",");
-        put_template(&b, room->o->discovery_worker, a);
-    }
+    found_place_put(room, &at, &b);
     if (!b.failed) {
         kvr_buf_add(&b, "", 1);
         if (!b.failed) found_workers_tell(room, key, b.data, b.len - 1);
@@ -421,25 +403,6 @@ static bool are_servers(const char *list)
     }
 }
 
-/* The keys of --discovery-worker, on a worker that might be found. */
-static int check_template(const struct discovery_dns *d, char *err, size_t cap)
-{
-    static const struct address somebody = {.host = "192.0.2.1", .port = 1};
-    const struct discovery *room = d->discovery;
-    struct kvr_buf b = {0};
-    char why[1024] = "out of memory";
-    if (!room->o->discovery_worker) return 0;
-    struct worker_spec *spec = malloc(sizeof *spec);
-    kvr_buf_printf(&b, "%s://%s:%u,", room->o->discovery_scheme ? "https" : "http", somebody.host, somebody.port);
-    put_template(&b, room->o->discovery_worker, &somebody);
-    kvr_buf_add(&b, "", 1);
-    int rc = spec && !b.failed ? worker_parse(room->workers, b.data, spec, why, sizeof why) : -1;
-    kvr_buf_free(&b);
-    free(spec);
-    if (rc) snprintf(err, cap, "--discovery-worker: %s", why);
-    return rc;
-}
-
 static int check_options(struct discovery_dns *d, char *err, size_t cap)
 {
     const struct serve_options *o = d->discovery->o;
@@ -453,7 +416,7 @@ static int check_options(struct discovery_dns *d, char *err, size_t cap)
                  o->discovery_dns_server);
         return -1;
     }
-    return check_template(d, err, cap);
+    return found_place_check(d->discovery, err, cap);
 }
 
 int discovery_dns_check(struct discovery *room, char *err, size_t cap)

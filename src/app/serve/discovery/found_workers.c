@@ -319,15 +319,28 @@ void found_workers_round_begins(struct discovery *d)
     d->in_round = true;
 }
 
-void found_workers_round_ends(struct discovery *d, bool whole)
+void found_workers_round_ends_of(struct discovery *d, const char *prefix)
 {
-    for (struct found_worker **at = &d->found; whole && *at;) {
-        if ((*at)->round != d->round) forget(d, at);
+    size_t n = strlen(prefix);
+    for (struct found_worker **at = &d->found; *at;) {
+        if ((*at)->round != d->round && strncmp((*at)->key, prefix, n) == 0) forget(d, at);
         else at = &(*at)->next;
     }
     take_waiting(d);
     d->in_round = false;
+}
+
+void found_workers_round_ends(struct discovery *d, bool whole)
+{
+    if (whole) found_workers_round_ends_of(d, "");
+    else take_waiting(d);
+    d->in_round = false;
     d->settled = true;
+}
+
+bool found_workers_knows(struct discovery *d, const char *key)
+{
+    return *place_of(d, key) != NULL;
 }
 
 void found_workers_take_mail(struct discovery *d)

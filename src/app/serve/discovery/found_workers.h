@@ -8,12 +8,22 @@
 
 #include "app/serve/common/process.h"
 #include "app/serve/discovery/discovery.h"
+#include "base/buf.h"
 #include "base/lock.h"
 
 enum { DISCOVERY_KEY_MAX = 160, DISCOVERY_SPEC_MAX = 4096, DISCOVERY_FOUND_MAX = 16384 };
 
 struct found_worker;
 struct mail;
+
+/* Where a worker was found. */
+struct found_place {
+    const char *host; /* an IPv6 address in brackets */
+    uint16_t port;
+    const char *pod;  /* NULL: it is none's */
+    size_t rank;      /* of a pod: the place of its port */
+    const char *role; /* NULL: not said */
+};
 
 struct discovery {
     const struct serve_options *o;
@@ -38,6 +48,7 @@ struct discovery {
     struct discovery_file *file;
     struct discovery_dns *dns;
     struct discovery_nats *nats;
+    struct discovery_kubernetes *kubernetes;
 };
 
 bool found_workers_open(struct discovery *d); /* false: out of memory */
@@ -57,9 +68,21 @@ void found_workers_tell(struct discovery *d, const char *key, const char *spec, 
 void found_workers_round_begins(struct discovery *d);
 void found_workers_round_ends(struct discovery *d, bool whole);
 
+/* What was told of some, of which all has been told since the round began: what has such a key and was not told is gone. */
+void found_workers_round_ends_of(struct discovery *d, const char *prefix);
+bool found_workers_knows(struct discovery *d, const char *key);
+
+/* What --discovery-scheme and --discovery-worker make of a place, as a --worker text. */
+void found_place_put(const struct discovery *d, const struct found_place *at, struct kvr_buf *out);
+/* Keys of an entry in which {host}, {port} and, of a pod, {pod}, {rank} and {N+rank} stand for those of the place. */
+void found_place_put_keys(const char *keys, const struct found_place *at, struct kvr_buf *out);
+/* --discovery-worker, on a worker that might be found. Returns: 0, or -1 with the reason in err. */
+int found_place_check(const struct discovery *d, char *err, size_t cap);
+
 /* What start would read, without starting. Returns: 0, or -1 with the reason in err. */
 int discovery_file_check(struct discovery *d, char *err, size_t cap);
 int discovery_dns_check(struct discovery *d, char *err, size_t cap);
+int discovery_kubernetes_check(struct discovery *d, char *err, size_t cap);
 
 int discovery_file_start(struct discovery *d, char *err, size_t cap);
 void discovery_file_tick(struct discovery *d, struct discovery_file *f);
@@ -74,5 +97,9 @@ void discovery_dns_metrics(const struct discovery_dns *d, struct kvr_prom_page *
 int discovery_nats_start(struct discovery *d, char *err, size_t cap);
 int discovery_nats_announce(struct discovery_nats *n, uint16_t admin_port); /* Returns: 0 or -KVR_E... */
 void discovery_nats_stop(struct discovery_nats *n);
+
+int discovery_kubernetes_start(struct discovery *d, char *err, size_t cap);
+void discovery_kubernetes_stop(struct discovery_kubernetes *k);
+void discovery_kubernetes_metrics(const struct discovery_kubernetes *k, struct kvr_prom_page *out);
 
 #endif
