@@ -52,7 +52,7 @@ struct kvr__grpc_conn {
     struct kvr_grpc_server *server;
     struct kvr__grpc_conn *next, *prev;             /* newest first */
     struct kvr__grpc_conn *dirty_next, *dirty_prev; /* in server->dirty */
-    void (*gone)(struct kvr__grpc_conn *c); /* server.c: its memory may go */
+    void (*gone)(struct kvr__grpc_conn *c);         /* server.c: its memory may go */
     struct kvr_grpc_stream *streams;
     size_t streams_n;
     uint64_t begin_by_ms, go_at_ms; /* deadlines; 0: none */
