@@ -183,8 +183,8 @@ class Picker(Process):
     def __init__(self, workers, *extra, ports=None, tls=None, ready=True, wait=True, data=False, **kw):
         self.grpc, self.health, self.admin, self.port = ports or (free_ports(), free_ports(), free_ports(), free_ports())
         self.tls = tls is not None and tls != "off"
-        args = ["serve", "--host", "127.0.0.1", "--port", self.port] if data else ["epp"]
-        args += ["--ext-proc-port", self.grpc, "--ext-proc-tls", tls or "off", "--ext-proc-health-port", self.health, "--admin-port", self.admin,
+        args = [*(["serve", "--port", self.port] if data else ["epp"]), "--host", "127.0.0.1"]
+        args += ["--ext-proc-port", self.grpc, "--ext-proc-tls", "auto" if self.tls else "off", "--ext-proc-health-port", self.health, "--admin-port", self.admin,
                  "--health-interval", 0.3, "--health-timeout", 10]
         for w in workers:
             args += ["--worker", w if isinstance(w, str) else w.spec()]

@@ -2,6 +2,7 @@
 """Engines that reset, refuse, hang or are gone: who is blamed, who serves instead, and where it is booked."""
 import http.client
 import json
+import random
 import threading
 
 import pytest
@@ -58,17 +59,18 @@ def test_envoys_own_503_blames_nobody(gateway, start):
     wait_for("idle", picker.idle)
 
 
-def test_what_engines_tell_of_their_caches_is_evidence(gateway, start, mode):
-    """A view that lacks what was computed is found out by answers, as on the data port."""
-    def outcome(port, asked):
-        for _ in range(12):
-            for prompt in range(4):
-                assert call(port, "POST", "/v1/completions", {"prompt": [prompt] * 400, "max_tokens": 1}).status == 200
-        wait_for("idle", asked.idle)
-        return asked.metric("view_evidence_total") > 0
-    s = start(Serve, [start(Mock)])
-    envoy, picker = gateway(mode, [start(Mock)])
-    assert outcome(s.port, s) and outcome(envoy.port, picker)
+def test_a_view_that_is_wrong_is_found_out_by_answers(gateway, start, mode):
+    """As on the data port: an engine that caches nothing says so in each usage."""
+    envoy, picker = gateway(mode, [start(Mock, "--no-enable-prefix-caching") for _ in range(2)])
+    rng, sent = random.Random(1), 0
+
+    def distrusted():
+        nonlocal sent
+        if sent < 200:
+            sent += 1
+            assert envoy.complete([sent % 5] * 160 + [rng.randrange(99)], max_tokens=1, stream=sent % 2 == 1, stream_options={"include_usage": True} if sent % 2 else None).status == 200
+        return all(not v["trusted"] for v in picker.views().values())
+    wait_for("found out", distrusted, 30)
 
 
 def test_a_retry_goes_down_the_list_and_the_booking_with_it(gateway, start, mode):

@@ -42,17 +42,13 @@ def test_without_a_picker_a_client_still_cannot_name_the_destination(gateway, si
     assert not other.got
 
 
-def test_ports_of_one_pod_are_ranks_with_views_of_their_own(gateway, start, mode):
-    """Data-parallel engines of one port each: each is an endpoint."""
+def test_ports_of_one_pod_have_views_of_their_own(gateway, start, mode):
+    """Data-parallel engines with a port each: each is an endpoint."""
     mocks = [start(Mock), start(Mock)]
-    envoy, picker = gateway(mode, [m.spec(f",dp-start={i},dp-size=1") for i, m in enumerate(mocks)], listed=mocks)
-    served = collections.Counter()
-    for i in range(12):
-        r = envoy.complete([i] * 64)
-        assert r.status == 200, r.body
-        served[r.headers["x-kvroute-dp-rank"]] += 1
-    assert set(served) == {"0", "1"}, served
-    wait_for("views", lambda: sorted(v["blocks"] for v in picker.views().values()) == sorted(m.metric("kvroute_mock_cached_blocks") for m in mocks))
+    envoy, picker = gateway(mode, mocks)
+    served = collections.Counter(envoy.complete([i] * 64).headers["x-kvroute-worker"] for i in range(12))
+    assert set(served) == {"1", "2"}, served
+    wait_for("views", lambda: [picker.view(w)["blocks"] for w in (1, 2)] == [m.metric("kvroute_mock_cached_blocks") for m in mocks])
 
 
 def test_ranks_of_one_port_are_told_to_the_engine(gateway, sink, mode):
