@@ -4,7 +4,7 @@ import asyncio
 import json
 
 from clients import open_stream, post, read_answer
-from conftest import Mock, call, wait_for
+from conftest import Mock, call, cluster, wait_for
 
 
 def test_ten_thousand_requests_over_one_connection_have_no_error(gateway, start, mode):
@@ -31,16 +31,21 @@ def test_ten_thousand_requests_over_one_connection_have_no_error(gateway, start,
     asyncio.run(everybody())
     assert not bad, bad[:3]
     assert picker.metric("ext_proc_decisions_total") == requests
-    checks = 1  # a connection of Envoy's health checks is counted elsewhere
-    assert envoy.stats("cluster.kvroute.upstream_cx_total") <= checks and envoy.stats("cluster.kvroute.upstream_cx_close_notify") == 0
+    assert envoy.stats("cluster.kvroute.upstream_cx_total") == 1 and envoy.stats("cluster.kvroute.upstream_cx_close_notify") == 0
     wait_for("idle", picker.idle)
+
+
+def one_connection(conf):
+    """An edit: Envoy opens a second connection at 1,024 streams."""
+    options = next(iter(cluster(conf, "kvroute")["typed_extension_protocol_options"].values()))
+    options["explicit_http_config"]["http2_protocol_options"]["max_concurrent_streams"] = 100000
 
 
 def test_two_thousand_streams_at_once_over_one_connection(gateway, start, mode):
     """All of them run, each costs the picker 64 KiB at most, and nothing is left of them."""
     streams = 2000
     mocks = [start(Mock, "--max-num-seqs", 4000, "--num-gpu-blocks", 200000, speedup=0.2, with_events=False) for _ in range(2)]
-    envoy, picker = gateway(mode, mocks)
+    envoy, picker = gateway(mode, mocks, edits=[one_connection])
     assert envoy.complete([1] * 20).status == 200
     before = picker.rss_kb()
     body = [json.dumps({"prompt": [i % 97] * 24, "max_tokens": 4000, "stream": True}).encode() for i in range(97)]
