@@ -8,7 +8,8 @@ import threading
 import pytest
 
 import leg_parts
-from conftest import Mock, Serve, call, cluster, known_workers, refused_port, route, stays, subset_of_header, wait_for
+import test_trust
+from conftest import Mock, Serve, call, cluster, known_workers, stays, subset_of_header, wait_for
 
 FAILS = {"resets": lambda n, body: leg_parts.RESET, "answers 500": lambda n, body: 500, "answers 503": lambda n, body: 503}
 
@@ -59,28 +60,29 @@ def test_envoys_own_503_blames_nobody(gateway, start):
     wait_for("idle", picker.idle)
 
 
-def test_a_view_that_is_wrong_is_found_out_by_answers(gateway, start, mode):
-    """As on the data port: an engine that caches nothing says so in each usage."""
-    envoy, picker = gateway(mode, [start(Mock, "--no-enable-prefix-caching") for _ in range(2)])
+@pytest.mark.parametrize("case", test_trust.CASES)
+def test_a_view_that_is_wrong_is_found_out_by_answers(gateway, start, mode, case):
+    how, body, reason = test_trust.CASES[case]
+    mocks = [start(Mock, *how.get("extra", []), with_events=how.get("with_events", True)) for _ in range(2)]
+    envoy, picker = gateway(mode, mocks, "--tokenizer", "engine")
     rng, sent = random.Random(1), 0
 
-    def distrusted():
+    def found_out():
         nonlocal sent
-        if sent < 200:
+        if sent < test_trust.REQUESTS:
+            assert envoy.complete(test_trust.conversation(rng, sent), max_tokens=1, **body).status == 200
             sent += 1
-            assert envoy.complete([sent % 5] * 160 + [rng.randrange(99)], max_tokens=1, stream=sent % 2 == 1, stream_options={"include_usage": True} if sent % 2 else None).status == 200
-        return all(not v["trusted"] for v in picker.views().values())
-    wait_for("found out", distrusted, 30)
+        return test_trust.distrusted(picker)
+    wait_for("found out", found_out, 30)
+    wait_for("the reason", lambda: all(reason in v["reason"] for v in picker.views().values()), 20)
 
 
 def test_a_retry_goes_down_the_list_and_the_booking_with_it(gateway, start, mode):
-    """The first of the list refuses connections; the second serves, and is what the picker books."""
-    m, (dead, held) = start(Mock, speedup=0.5), refused_port()
-    edits = [known_workers] if mode == "duplex" else []
-    edits.append(lambda conf: route(conf)["retry_policy"].update(num_retries=3))
-    options = ("--ext-proc-fallbacks", 2, "--health-interval", 60, "--no-ask-engines")
-    workers = [f"http://127.0.0.1:{dead},block-size=16", m.spec()]
-    envoy, picker = gateway(mode, workers, *options, listed=[dead, m.port], edits=edits)
+    """The first of the list has just died; the second serves, and is what the picker books."""
+    dead, m = start(Mock), start(Mock, speedup=0.5)
+    envoy, picker = gateway(mode, [dead, m], "--ext-proc-fallbacks", 1, "--health-interval", 60, edits=[known_workers] if mode == "duplex" else [])
+    wait_for("both", lambda: all(w["status"] == "up" for w in picker.get("/workers")))
+    dead.kill()
     busy = []  # the one that is alive is busier, so the choice falls on the dead one
     while not picker.metric("ext_proc_served_elsewhere_total"):
         assert len(busy) < 4
@@ -94,7 +96,6 @@ def test_a_retry_goes_down_the_list_and_the_booking_with_it(gateway, start, mode
     for c, _ in busy:
         c.close()
     wait_for("idle", picker.idle)
-    held.close()
 
 
 def test_a_list_is_never_longer_than_the_subset(gateway, start):
