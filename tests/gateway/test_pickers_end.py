@@ -118,7 +118,7 @@ def test_the_other_picker_takes_new_requests_at_once(gateway, start, mode):
 
 
 def test_a_picker_that_hangs_holds_a_buffered_request_no_longer_than_the_message_timeout(gateway, start):
-    envoy, picker = gateway("buffered", [start(Mock)])
+    envoy, picker = gateway("buffered", [start(Mock)], edits=[lambda conf: asking(conf).update(message_timeout="1s")])
     assert envoy.complete([1] * 20).status == 200
     picker.p.send_signal(signal.SIGSTOP)
     try:
@@ -208,8 +208,9 @@ def test_one_of_two_pickers_is_stopped_and_no_request_fails(gateway, start, mode
         n = 0
         while not over.is_set():
             n += 1
-            r = envoy.complete([i, n % 9] * 30, stream=True, max_tokens=8)
-            statuses.append(r.status if "x-kvroute-worker" in r.headers else f"{r.status}, and no picker was asked")
+            name = f"{i}-{n}"
+            r = envoy.complete([i, n % 9] * 30, stream=True, max_tokens=8, headers={"x-request-id": name})
+            statuses.append(r.status if "x-kvroute-worker" in r.headers else f"{r.status}: {envoy.access(name)['details']} {r.body[:200]}")
     clients = [threading.Thread(target=ask, args=(i,)) for i in range(4)]
     for t in clients:
         t.start()
