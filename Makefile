@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # The front door. `make demo` and `make test` install what is missing (Debian packages), build, and run.
-.PHONY: all docs nightly test-packages build demo demo-engines tokenizer test test-long check test-engines test-openapi test-kube engines bench bench-peers bench-routers bench-tokens lint fuzz format install clean help sim options-page wheel deb dist test-install test-page
+.PHONY: all docs nightly test-packages build demo demo-engines tokenizer test test-long check test-engines test-openapi test-gateway test-kube engines bench bench-peers bench-routers bench-tokens lint fuzz format install clean help sim options-page wheel deb dist test-install test-page
 
 all: build
 
@@ -17,6 +17,7 @@ help:
 	@echo "make test-engines  tests against it (10 minutes at most)"
 	@echo "make demo-engines  the demo with two of them instead of mocks"
 	@echo "make test-openapi  every port's OpenAPI document against the program, by Schemathesis (optional: PyPI)"
+	@echo "make test-gateway  the endpoint picker behind a real Envoy (optional: a wheel of PyPI)"
 	@echo "make bench    benchmarks, ratios in one run"
 	@echo "make bench-peers  the index beside Dynamo's and SMG's, in turns (optional: needs cargo and crates)"
 	@echo "make bench-routers  kvroute beside public routers over the same mock engines, in turns (optional: needs Python 3.12 and wheels)"
@@ -87,6 +88,11 @@ test-openapi: test-packages build
 # A real Kubernetes API server, where there is a Go to build it with: apart from make test, which needs none.
 test-kube: test-packages build
 	@KUBE=$$(scripts/kube.sh) && KUBE=$$KUBE KVROUTE=$(CURDIR)/build/release/kvroute /usr/bin/python3 -m pytest -q -p no:cacheprovider tests/outsiders/test_kube.py
+
+# ARGS="-k leave": go to pytest
+test-gateway: test-packages build
+	@scripts/deps.sh gateway
+	@scripts/envoy.sh >/dev/null && scripts/envoy.sh test $(ARGS)
 
 bench: test-packages build
 	@scripts/bench.sh

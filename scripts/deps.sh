@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Installs the Debian packages that are missing for: build, test, python, lint, deb, install, docs. Says what it does; asks nothing.
+# Installs the Debian packages that are missing for: build, test, gateway, python, lint, deb, install, docs. Says what it does; asks nothing.
 set -eu
 build="gcc g++ cmake ninja-build pkg-config libuv1-dev libssl-dev libzmq3-dev libmsgpuck-dev libsimdjson-dev libxxhash-dev libyaml-dev libc-ares-dev libnats-dev libnghttp2-dev libprotobuf-c-dev protobuf-c-compiler libc6-dev"
 test="libcmocka-dev mandoc python3 python3-pytest python3-zmq python3-msgpack python3-xxhash python3-jsonschema python3-hypothesis python3-grpcio python3-protobuf protobuf-compiler python3-venv python3-yaml openssl curl iproute2 nats-server mypy"
+gateway="python3-h2"
 python="python3 python3-dev python3-setuptools python3-wheel"
 deb="debhelper dh-python lintian"
 install="debootstrap systemd-container python3-yaml"
@@ -15,12 +16,13 @@ for what in "$@"; do
   case "$what" in
     build) ;;
     test) want="$want $test"; prometheus=yes ;;
+    gateway) want="$want $gateway" ;;
     lint) want="$want $lint" ;;
     deb) want="$want $deb" ;;
     install) want="$want $install" ;;
     python) want="$want $python" ;;
     docs) want="$docs" ;;
-    *) echo "usage: deps.sh [build] [test] [python] [lint] [deb] [install] [docs]" >&2; exit 2 ;;
+    *) echo "usage: deps.sh [build] [test] [gateway] [python] [lint] [deb] [install] [docs]" >&2; exit 2 ;;
   esac
 done
 cd "$(dirname "$0")/.."

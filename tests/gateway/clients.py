@@ -114,11 +114,15 @@ async def one(port, body, headers=()):
 
 
 def h2_over_tls(port, alpn):
-    """What protocol is agreed on at a port; raises ssl.SSLError or OSError where none is."""
+    """Speaks HTTP/2 to a port. Returns: the protocol that was agreed on, the certificate; raises OSError (ssl.SSLError is one) where it is refused."""
     c = ssl.create_default_context()
     c.check_hostname, c.verify_mode = False, ssl.CERT_NONE
-    c.set_alpn_protocols(alpn)
+    if alpn:
+        c.set_alpn_protocols(alpn)
     with socket.create_connection(("127.0.0.1", port), timeout=10) as raw, c.wrap_socket(raw) as s:
-        s.settimeout(10)
-        agreed = s.selected_alpn_protocol()
-        return agreed, s.getpeercert(True)
+        h = h2.connection.H2Connection()
+        h.initiate_connection()
+        s.sendall(h.data_to_send())
+        if not s.recv(100):  # its settings
+            raise ConnectionError("closed")
+        return s.selected_alpn_protocol(), s.getpeercert(True)

@@ -111,19 +111,19 @@ def test_trailers_of_a_request_arrive_behind_its_whole_body(gateway, sink):
 
 
 def test_a_full_memory_slows_bodies_and_refuses_nobody(gateway, sink, mode):
-    """64 bodies of 2 MB while 8 MiB are allowed."""
+    """32 bodies of 1 MB while 4 MiB are allowed."""
     worker = sink()
-    envoy, picker = gateway(mode, [worker], "--ext-proc-memory", "8MiB")
-    body, answers = body_of(2000000), []
+    envoy, picker = gateway(mode, [worker], "--ext-proc-memory", "4MiB")
+    body, answers = body_of(1000000), []
 
     def send():
         answers.append(call(envoy.port, "POST", "/v1/completions", body, {"content-type": "application/json"}, timeout=120))
-    threads = [threading.Thread(target=send) for _ in range(64)]
+    threads = [threading.Thread(target=send) for _ in range(32)]
     for t in threads:
         t.start()
     for t in threads:
         t.join()
-    assert [a.status for a in answers] == [200] * 64, sorted(a.status for a in answers)
+    assert [a.status for a in answers] == [200] * 32, sorted(a.status for a in answers)
     assert all(same(a.json(), body) for a in answers)
     wait_for("idle", picker.idle)
     assert envoy.complete([1, 2, 3], model="m").status == 200
