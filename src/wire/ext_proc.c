@@ -266,6 +266,7 @@ static void put_trailers(struct kvr_buf *out, Kvr__Pb__ProcessingResponse *r, Kv
     answer.header_mutation = headers;
     r->request_trailers = &answer;
     put(out, r);
+    r->request_trailers = NULL;
 }
 
 static void put_common(struct kvr_buf *out, Kvr__Pb__ProcessingResponse *r, Kvr__Pb__CommonResponse *common)
@@ -274,6 +275,7 @@ static void put_common(struct kvr_buf *out, Kvr__Pb__ProcessingResponse *r, Kvr_
     answer.response = common;
     r->request_headers = &answer;
     put(out, r);
+    r->request_headers = NULL;
 }
 
 /* An answer's field has the number before that of the question's. */
@@ -309,6 +311,7 @@ static void put_destined(struct kvr_buf *out, Kvr__Pb__ProcessingResponse *r, Kv
     outer.fields = &entries;
     r->dynamic_metadata = &outer;
     put_common(out, r, common);
+    r->dynamic_metadata = NULL;
 }
 
 void kvr_ext_proc_put_answer(struct kvr_buf *out, enum kvr_ext_proc_kind kind, const struct kvr_ext_proc_mutation *m)
