@@ -177,6 +177,32 @@ def test_an_unknown_path_is_passed_on_with_its_body(start, talk):
     assert got == b"x" * 200000
 
 
+def test_a_body_for_an_unknown_path_that_comes_while_there_is_no_worker_is_kept(start, talk):
+    p = start(Picker, [], ready=False)
+    t = talk(p)
+    t.head("/other", modes=(DUPLEX, DUPLEX))
+    t.body(b"first ", end=False)
+    t.body(b"last")
+    wait_for("held", lambda: p.metric("grpc_held_bytes", port="ext_proc") >= 10)
+    m = start(Mock)
+    assert p.post("/workers", {"worker_id": 1, "endpoint": f"http://127.0.0.1:{m.port}"}).status == 201
+    assert DESTINATION in t.decision()
+    assert b"".join(a.request_body.response.body_mutation.streamed_response.body for a in t.call) == b"first last"
+
+
+def test_the_clients_key_stays_here_and_the_worker_gets_its_own(start, talk, tmp_path):
+    (tmp_path / "keys.yaml").write_text("keys:\n- name: alice\n  key: sk-alice-0123456789\n")
+    p = start(Picker, [start(Mock)], "--api-key-file", tmp_path / "keys.yaml")
+    assert ask_refused(talk(p)).status.code == 401
+    t = talk(p)
+    t.head(authorization="Bearer sk-alice-0123456789")
+    t.body(PROMPT)
+    t.heard()
+    assert b"authorization" in t.heard().request_body.response.header_mutation.remove_headers
+    p = start(Picker, [start(Mock).spec(",api-key=of-the-worker")])
+    assert ask(talk(p))["authorization"] == "Bearer of-the-worker"
+
+
 def test_bodies_that_are_not_shown_are_chosen_by_load(start, talk):
     p = start(Picker, [start(Mock)])
     t = talk(p)

@@ -37,6 +37,7 @@ static void pick_free(struct pick *p)
     if (p->conn) kvr_http_hosted_free(p->conn);
     kvr_buf_free(&p->subset);
     kvr_buf_free(&p->destination);
+    kvr_buf_free(&p->early);
     kvr_buf_free(&p->told);
     kvr_buf_free(&p->head);
     kvr_buf_free(&p->body);
@@ -89,7 +90,7 @@ static void decided(void *ctx, struct attempt *a)
     pick_say_decision(p, a);
     answer_commit(a->request);
     release(p);
-    if (p->leaves && !hands_body_back(p)) finish(p, KVR_GRPC_OK, NULL);
+    if (p->leaves && (!hands_body_back(p) || p->early_end || p->trailers)) finish(p, KVR_GRPC_OK, NULL);
 }
 
 /* Envoy obeys one such wish for a message; where it streams bodies in both directions it waits without end anyhow. */
@@ -242,6 +243,16 @@ static void take_head(struct pick *p, const struct kvr_ext_proc_message *m)
     else if (kvr_http_hosted_body_follows(p->conn)) wait_for_body(p);
 }
 
+/* Nobody has taken it yet, as the decision waits. */
+static void keep_early(struct pick *p, const struct kvr_ext_proc_message *m)
+{
+    size_t most = p->call.picker->loop->data->o->max_body_size;
+    hold(p, m->body.len);
+    kvr_buf_add(&p->early, m->body.ptr, m->body.len);
+    p->early_end |= m->end_of_stream;
+    if (p->early.failed || p->early.len > most) finish(p, KVR_GRPC_RESOURCE_EXHAUSTED, "the body is too large to wait for a worker");
+}
+
 static void take_body(struct pick *p, const struct kvr_ext_proc_message *m)
 {
     bool in_pieces = p->modes.request_body == KVR_EXT_PROC_FULL_DUPLEX_STREAMED;
@@ -250,6 +261,8 @@ static void take_body(struct pick *p, const struct kvr_ext_proc_message *m)
         if (!kvr_http_hosted_body(p->conn, m->body.ptr, m->body.len) || (in_pieces && !m->end_of_stream)) return;
         p->body_is_whole = m->end_of_stream || p->modes.request_body == KVR_EXT_PROC_BUFFERED;
         kvr_http_hosted_over(p->conn);
+    } else if (p->state == PICK_ASKED && p->leaves && in_pieces) {
+        keep_early(p, m);
     } else if (p->state == PICK_DECIDED && p->leaves && in_pieces) {
         pick_say_body(p, KVR_EXT_PROC_REQUEST_BODY, m->body.ptr, m->body.len, m->end_of_stream);
         if (m->end_of_stream) finish(p, KVR_GRPC_OK, NULL);
@@ -264,6 +277,8 @@ static void take_trailers(struct pick *p)
     if (p->state == PICK_READING && in_pieces) {
         p->trailers = p->body_is_whole = true;
         kvr_http_hosted_over(p->conn);
+    } else if (p->state == PICK_ASKED) {
+        p->trailers = true;
     } else if (p->state == PICK_DECIDED) {
         pick_say_trailers(p, KVR_EXT_PROC_REQUEST_TRAILERS);
         if (p->leaves) finish(p, KVR_GRPC_OK, NULL);

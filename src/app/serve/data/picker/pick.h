@@ -42,6 +42,8 @@ struct pick {
     bool has_body;
     bool body_is_whole;         /* the router has all of it */
     bool leaves;                /* nothing but the choice is wanted: its path is none of inference */
+    bool early_end;             /* all of the body had come before the decision of a request that leaves: */
+    struct kvr_buf early;       /* what had come of it then */
     bool trailers;              /* the request has some */
     bool observes;              /* nobody waits for answers */
     bool waits_told;            /* the gateway was asked to wait */

@@ -15,6 +15,9 @@
 static const char *const strangers[] = {"x-gateway-destination-endpoint-subset", "x-gateway-destination-endpoint-served",
                                         "x-prefiller-host-port", "x-data-parallel-host-port", "x-encoder-hosts-ports"};
 
+/* That may carry a client's key. */
+static const char *const keys[] = {"authorization", "x-api-key", "api-key"};
+
 void pick_say(struct pick *p, struct kvr_buf *message)
 {
     if (p->call.stream && message->failed) kvr_grpc_reset(p->call.stream);
@@ -107,19 +110,23 @@ static void add_lines(struct headers *h, struct kvr_buf *lines, const char *but)
 
 /* ---- the decision ------------------------------------------------------------------------------------ */
 
-/* What no client may say: but what is said here. */
-static size_t left_out(const struct headers *set, const char *out[KVR_ARRAY_LEN(strangers)])
+enum { LEFT_OUT_MAX = KVR_ARRAY_LEN(strangers) + KVR_ARRAY_LEN(keys) };
+
+/* What no client may say, and the key with which it came here; but what is said here. */
+static size_t left_out(const struct request *r, const struct headers *set, const char *out[LEFT_OUT_MAX])
 {
     size_t n = 0;
     for (size_t i = 0; i < KVR_ARRAY_LEN(strangers); i++)
         if (!has(set, strangers[i])) out[n++] = strangers[i];
+    for (size_t i = 0; i < KVR_ARRAY_LEN(keys); i++)
+        if (!has(set, keys[i]) && admission_keeps(r, (struct kvr_text){keys[i], strlen(keys[i])})) out[n++] = keys[i];
     return n;
 }
 
-static void say(struct pick *p, const struct headers *set)
+static void say(struct pick *p, const struct request *r, const struct headers *set)
 {
-    const char *out[KVR_ARRAY_LEN(strangers)];
-    size_t n = left_out(set, out);
+    const char *out[LEFT_OUT_MAX];
+    size_t n = left_out(r, set, out);
     struct kvr_ext_proc_mutation m = {.set = set->list,
                                       .set_n = set->n,
                                       .remove = out,
@@ -146,11 +153,13 @@ void pick_say_decision(struct pick *p, const struct attempt *a)
     if (!admission_authorization(r).ptr) worker_key_put(a->worker->api_key, &key);
     add_lines(&set, &key, NULL);
     add_lines(&set, &p->told, NULL);
-    say(p, &set);
+    say(p, r, &set);
     kvr_buf_free(&key);
     if (p->decides == KVR_EXT_PROC_REQUEST_HEADERS && p->has_body && p->body_is_whole &&
         p->modes.request_body == KVR_EXT_PROC_FULL_DUPLEX_STREAMED)
         pick_say_body(p, KVR_EXT_PROC_REQUEST_BODY, r->body ? r->body->data : "", r->body ? r->body->len : 0, !p->trailers);
+    if (p->early.len || p->early_end) pick_say_body(p, KVR_EXT_PROC_REQUEST_BODY, p->early.data, p->early.len, p->early_end);
+    kvr_buf_free(&p->early);
     if (p->trailers) pick_say_trailers(p, KVR_EXT_PROC_REQUEST_TRAILERS);
 }
 
