@@ -313,6 +313,9 @@ static const struct option_row serve_rows[] = {
         "how many of the next best workers a gateway is told behind the best one; those that take one address alone (ORIGINAL_DST) need 0"),
     NUM("ext-proc-full-status", ext_proc_full_status, "429", 400, 599, NULL,
         "status with which a gateway refuses a request whose queue is full; the data port's is 529"),
+    STR("pool", ext_proc_pool, NULL, "GROUP", NULL,
+        "the group (group=) of workers among which gateways choose that name none themselves (x-kvroute-group in the metadata of the "
+        "call)"),
     PAI("objective", objectives, NULL, "NAME=PRIORITY,...", NULL,
         "priorities of inference objectives (x-gateway-inference-objective, x-llm-d-inference-objective), as the queue takes strict ones; "
         "requests of a negative one are refused where others would wait"),

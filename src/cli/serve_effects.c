@@ -149,7 +149,8 @@ static void port_effects(const struct serve_options *o, const struct serve_check
          "forward-client-key",
          "here: a gateway carries the requests"},
         {!o->ext_proc_port && !o->select_only,
-         "ext-proc-health-port|ext-proc-tls|ext-proc-fallbacks|ext-proc-full-status|ext-proc-watch|ext-proc-memory|ext-proc-connection-age|"
+         "ext-proc-health-port|ext-proc-tls|ext-proc-fallbacks|ext-proc-full-status|pool|ext-proc-watch|ext-proc-memory|ext-proc-"
+         "connection-age|"
          "ext-proc-unseen-secs",
          "without ext-proc-port"},
         {!o->ext_proc_port || !o->ext_proc_tls, "ext-proc-tls-cert|ext-proc-tls-key|ext-proc-tls-client-ca",

@@ -228,6 +228,16 @@ def test_the_choice_keeps_to_the_subset(start, talk):
         assert refused.status.code == 503 and dict_of(refused)["x-llm-d-request-dropped-reason"] == "rejected-no-endpoints"
 
 
+def test_the_choice_keeps_to_the_pool_that_the_gateway_names_or_the_port_has(start, talk):
+    mocks = [start(Mock) for _ in range(3)]
+    p = start(Picker, [m.spec(f",group={g}") for m, g in zip(mocks, ("red", "red", "blue"))], "--pool", "red")
+    for pool, ports in (("blue", [mocks[2].port]), ("red", [m.port for m in mocks[:2]]), (None, [m.port for m in mocks[:2]])):
+        said = {ask(talk(p, pool and (("x-kvroute-group", pool),)))[DESTINATION] for _ in range(4)}
+        assert said <= {f"127.0.0.1:{port}" for port in ports}, (pool, said)
+    t = talk(p, (("x-kvroute-group", "green"),))
+    assert ask_refused(t).status.code == 404
+
+
 def dict_of(immediate):
     return {h.header.key.decode(): h.header.raw_value.decode() for h in immediate.headers.set_headers}
 

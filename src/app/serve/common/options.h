@@ -51,6 +51,7 @@ struct serve_options {
         max_prompt_text, max_bodies_bytes, seed, index_max_bytes;
     uint64_t max_connections, max_tree_size;
     uint64_t ext_proc_port, ext_proc_health_port, ext_proc_memory, ext_proc_fallbacks, ext_proc_full_status; /* port 0: none */
+    char *ext_proc_pool;                                                                                     /* a group; NULL: any */
     char *objectives;                 /* NAME=PRIORITY,...; NULL: none */
     int ext_proc_watch, ext_proc_tls; /* as-configured|auto, off|auto */
     char *ext_proc_tls_cert, *ext_proc_tls_key, *ext_proc_tls_client_ca;

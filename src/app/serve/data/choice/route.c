@@ -338,7 +338,7 @@ static enum outcome choose_from(struct request *r, struct partition *partition)
     c->attempt->number = r->tries;
     question_of(r, c->workers, partition, &c->rq);
     if (!keep_to_domains(r, c)) return request_refuse(r, 503, kvr_strerror(-KVR_ENOMEM));
-    enum outcome o = subset_keep(r, c->workers, &c->rq, &c->allowed);
+    enum outcome o = subset_keep(r, c->workers, partition, &c->rq, &c->allowed);
     if (o != OUTCOME_DONE) return o;
     name_booking(c->attempt, &c->rq);
     c->rq.override = question_override(r, &c->override);
@@ -360,7 +360,7 @@ enum outcome route_choose(struct request *r)
     if (is_gated(r)) return OUTCOME_NOBODY;
     const struct roster_choice *from = treatment_candidates(r, r->now.choosing.workers);
     const struct pin_seen *pin = legs_asks_prefill(r) ? &fleet.prefill_pin : &fleet.pin;
-    struct partition *partition = pin->exists ? pin->partition : from->partition;
+    struct partition *partition = pin->exists ? pin->partition : subset_partition(r, r->now.choosing.workers, from);
     return partition ? choose_from(r, partition) : OUTCOME_NOBODY;
 }
 

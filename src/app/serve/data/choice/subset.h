@@ -5,10 +5,14 @@
 
 #include "app/serve/data/request/request.h"
 
+struct roster_choice;
 struct roster_row;
 
-/* Leaves the others out of what the router is asked. *ids: owned, what the question refers to; one from before is freed. Returns: DONE, or
- * REFUSED. */
-enum outcome subset_keep(struct request *r, const struct roster_row *row, struct kvr_router_request *rq, uint64_t **ids);
+/* Of a choice: the partition that most of those are in; NULL: there are none, or the choice has no workers at all. */
+struct partition *subset_partition(const struct request *r, const struct roster_row *row, const struct roster_choice *from);
+/* Leaves the others out of what the router of that partition is asked. *ids: owned, what the question refers to; one from before is freed.
+ * Returns: DONE, or REFUSED. */
+enum outcome subset_keep(struct request *r, const struct roster_row *row, const struct partition *partition, struct kvr_router_request *rq,
+                         uint64_t **ids);
 
 #endif

@@ -38,6 +38,7 @@ static void pick_free(struct pick *p)
     kvr_buf_free(&p->subset);
     kvr_buf_free(&p->destination);
     kvr_buf_free(&p->early);
+    kvr_buf_free(&p->pool_text);
     kvr_buf_free(&p->told);
     kvr_buf_free(&p->head);
     kvr_buf_free(&p->body);
@@ -104,10 +105,13 @@ static void waits(void *ctx, uint64_t until_ms)
     pick_say_wait(p, (until_ms > now ? until_ms - now : 0) + SPARE_MS);
 }
 
-/* Is an endpoint one of the subset, by its address and port, or by its address alone? */
-static bool may_use(void *ctx, const struct kvr_endpoint *e)
+/* Is it of the pool, and one of the subset, by its address and port, or by its address alone? */
+static bool may_use(void *ctx, const struct worker *w)
 {
     const struct pick *p = ctx;
+    const struct kvr_endpoint *e = &w->endpoint;
+    if (p->pool && strcmp(p->pool, w->group) != 0) return false;
+    if (!p->has_subset) return true;
     for (size_t at = 0; at < p->subset.len; at += strlen(p->subset.data + at) + 1) {
         const char *s = p->subset.data + at;
         if (!strcmp(s, e->authority) || !strcmp(s, e->host)) return true;
@@ -127,7 +131,8 @@ static void refused(void *ctx, const struct request *r)
                                                  : "rejected-no-endpoints";
 }
 
-static const struct carrier to_any = {decided, waits, refused, NULL}, to_some = {decided, waits, refused, may_use};
+static const struct carrier to_any = {decided, waits, refused, NULL, 503}, to_subset = {decided, waits, refused, may_use, 503},
+                            to_pool = {decided, waits, refused, may_use, 404};
 
 /* ---- what the router answers itself -------------------------------------------------------------------- */
 
@@ -136,7 +141,7 @@ static void on_request(struct kvr_http_conn *c, void *ctx)
     struct pick *p = ctx;
     p->state = PICK_ASKED;
     if (!p->body_is_whole && kvr_http_conn_request(c)->body_len) COUNT_OF(p, ext_proc_by_load_total);
-    data_port_on_carried(c, p->call.picker->loop, p->has_subset ? &to_some : &to_any, p, p->body_is_whole);
+    data_port_on_carried(c, p->call.picker->loop, p->has_subset ? &to_subset : p->pool ? &to_pool : &to_any, p, p->body_is_whole);
 }
 
 static void on_start(void *ctx, int status, const char *headers, size_t headers_len)
@@ -218,6 +223,17 @@ static void wait_for_body(struct pick *p)
     else pick_go_on(p, KVR_EXT_PROC_REQUEST_HEADERS);
 }
 
+/* That the gateway's route has named, else that of the port. */
+static const char *pool_of(struct pick *p)
+{
+    const char *of_port = p->call.picker->loop->data->o->ext_proc_pool;
+    struct kvr_text t = kvr_headers_get(kvr_grpc_metadata(p->call.stream), "x-kvroute-group");
+    if (!t.ptr) return of_port;
+    kvr_buf_add(&p->pool_text, t.ptr, t.len);
+    kvr_buf_add(&p->pool_text, "", 1);
+    return p->pool_text.failed ? "" : p->pool_text.data;
+}
+
 static void take_head(struct pick *p, const struct kvr_ext_proc_message *m)
 {
     struct picker *all = p->call.picker;
@@ -228,6 +244,7 @@ static void take_head(struct pick *p, const struct kvr_ext_proc_message *m)
     }
     p->state = PICK_READING;
     p->decides = KVR_EXT_PROC_REQUEST_HEADERS;
+    p->pool = pool_of(p);
     p->modes = m->has_modes ? m->modes : (struct kvr_ext_proc_modes){KVR_EXT_PROC_BUFFERED, KVR_EXT_PROC_NONE};
     p->conn = kvr_http_hosted_new(all->loop->server, &outer, p, kvr_grpc_peer(p->call.stream));
     if (!p->conn || !keep_subset(p, m)) {

@@ -40,15 +40,17 @@ struct pick {
     struct kvr_ext_proc_modes modes;
     enum kvr_ext_proc_kind decides; /* of the message whose answer has the decision */
     bool has_body;
-    bool body_is_whole;         /* the router has all of it */
-    bool leaves;                /* nothing but the choice is wanted: its path is none of inference */
-    bool early_end;             /* all of the body had come before the decision of a request that leaves: */
-    struct kvr_buf early;       /* what had come of it then */
-    bool trailers;              /* the request has some */
-    bool observes;              /* nobody waits for answers */
-    bool waits_told;            /* the gateway was asked to wait */
-    bool unseen;                /* the response has begun, and its body is not shown */
-    size_t held;                /* bytes of the body that the stream is told of */
+    bool body_is_whole;   /* the router has all of it */
+    bool leaves;          /* nothing but the choice is wanted: its path is none of inference */
+    bool early_end;       /* all of the body had come before the decision of a request that leaves: */
+    struct kvr_buf early; /* what had come of it then */
+    bool trailers;        /* the request has some */
+    bool observes;        /* nobody waits for answers */
+    bool waits_told;      /* the gateway was asked to wait */
+    bool unseen;          /* the response has begun, and its body is not shown */
+    size_t held;          /* bytes of the body that the stream is told of */
+    struct kvr_buf pool_text;
+    const char *pool;           /* the choice is among workers of that group; NULL: of any */
     bool has_subset;            /* the choice is among these: */
     struct kvr_buf subset;      /* texts, each with its NUL */
     struct kvr_buf destination; /* of the decision: endpoints, the best first */

@@ -18,8 +18,9 @@ struct carrier {
     void (*waits)(void *ctx, uint64_t until_ms);
     /* It gets an answer of the router's own: the refusal. */
     void (*refused)(void *ctx, const struct request *r);
-    /* May it take the request there? NULL: anywhere. */
-    bool (*may_use)(void *ctx, const struct kvr_endpoint *e);
+    /* May it take the request there? NULL: anywhere. What it says stays so as long as the request is here. */
+    bool (*may_use)(void *ctx, const struct worker *w);
+    int nobody; /* the status when there is none such */
 };
 
 #endif
