@@ -24,6 +24,7 @@ from clients import one, open_stream, read_answer  # noqa: E402
 
 PARTS = sys.argv[2:] or ["latency", "cpu", "streams=10000", "kill"]
 SIZES = {"1 KB": (1 << 10, 400), "32 KB": (32 << 10, 200), "256 KB": (256 << 10, 60), "1 MB": (1 << 20, 30)}
+WHOLE = ("Envoy alone", "kvroute serve, no Envoy")
 NO_ANSWERS = {"response_body_mode": "NONE", "response_trailer_mode": "SKIP"}
 
 
@@ -114,9 +115,10 @@ def latency():
     with Fleet() as f:
         m, made = fleet(f, speedup=1000)
         clients = {name: Client(e, m) for name, (_, e) in made.items()}
-        rows = {name: [] for name in made}
+        clients["kvroute serve, no Envoy"] = Client(f.start(gateway.Serve, [m]), m)
+        rows = {name: [] for name in clients}
         for size, n in SIZES.values():
-            body, times = body_of(size), {name: [] for name in made}
+            body, times = body_of(size), {name: [] for name in clients}
             for turn in range(n + 10):
                 for name, c in clients.items():
                     ms, _ = c.ask(body)
@@ -124,10 +126,10 @@ def latency():
                         times[name].append(ms)
             alone = times["Envoy alone"]
             for name, t in times.items():
-                added = [a - b for a, b in zip(t, alone)] if name != "Envoy alone" else t
+                added = t if name in WHOLE else [a - b for a, b in zip(t, alone)]
                 rows[name].append(f"{statistics.median(added):.2f} ({quantile(added, 0.99):.2f})")
         for name, cells in rows.items():
-            print(f"| {name}{', the whole request' if name == 'Envoy alone' else ''} | " + " | ".join(cells) + " |", flush=True)
+            print(f"| {name}{', the whole request' if name in WHOLE else ''} | " + " | ".join(cells) + " |", flush=True)
 
 
 def cpu(rounds=5, requests=300, pieces=500):
@@ -218,6 +220,7 @@ KILLED = {  # file, edits, pickers
 
 def kill(n=50):
     """One picker is killed beside streams and steady requests."""
+    gateway.Envoy.patience = ()  # the files as they are
     print(f"\n| one picker is killed | of {n} streams whole | requests of the first second | of the fifth |\n|---|---|---|---|")
     for name, (mode, edits, count) in KILLED.items():
         with Fleet() as f:
