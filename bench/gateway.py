@@ -2,7 +2,7 @@
 """What asking an endpoint picker adds to a real Envoy: latency and CPU time per request and per piece of an answer, memory per open stream; and what
 clients see when a picker is killed.
 
-    python3 bench/gateway.py build/release/kvroute [latency] [cpu] [streams=10000] [kill]      # scripts/envoy.sh fetches the Envoy
+    python3 bench/gateway.py build/release/kvroute [latency] [cpu] [streams=2000] [kill]      # scripts/envoy.sh fetches the Envoy
 
 Requests of all configurations are made in turns, over one connection each; the added time is the difference to Envoy alone in the same turn."""
 import asyncio
@@ -22,7 +22,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../
 import conftest as gateway  # noqa: E402
 from clients import one, open_stream, read_answer  # noqa: E402
 
-PARTS = sys.argv[2:] or ["latency", "cpu", "streams=10000", "kill"]
+PARTS = sys.argv[2:] or ["latency", "cpu", "streams=2000", "kill"]
 SIZES = {"1 KB": (1 << 10, 400), "32 KB": (32 << 10, 200), "256 KB": (256 << 10, 60), "1 MB": (1 << 20, 30)}
 WHOLE = ("Envoy alone", "kvroute serve, no Envoy")
 NO_ANSWERS = {"response_body_mode": "NONE", "response_trailer_mode": "SKIP"}
@@ -165,7 +165,7 @@ def streams(n):
     print(f"\n| {n} streams open | picker, KiB a stream | Envoy | picker's connections | left in the picker after the end, KiB a stream |\n|---|---|---|---|---|")
     for name in ("duplex, duplex", "BUFFERED, STREAMED"):
         with Fleet() as f:
-            m, made = fleet(f, [name], speedup=0.01)
+            m, made = fleet(f, [name], speedup=0.002)  # a piece in some seconds: it is memory that is looked at
             p, e = made[name]
             envoys = [e, f.start(gateway.Envoy, CONFIGURATIONS[name][0], [p], [m], [large_bodies])]
             body = body_of(1024, True, 4000)
@@ -174,7 +174,7 @@ def streams(n):
             before, before_envoys = rss_kb(p), sum(map(rss_kb, envoys))
 
             async def everybody(envoys=envoys):
-                opened, arriving = [], asyncio.Semaphore(100)
+                opened, arriving = [], asyncio.Semaphore(2000)
 
                 async def begin(i):
                     async with arriving:
@@ -268,4 +268,4 @@ if __name__ == "__main__":
     print(os.popen("nproc").read().strip(), "cores, load", os.getloadavg()[0])
     for part in PARTS:
         what, _, number = part.partition("=")
-        {"latency": latency, "cpu": cpu, "streams": lambda: streams(int(number or 10000)), "kill": kill}[what]()
+        {"latency": latency, "cpu": cpu, "streams": lambda: streams(int(number or 2000)), "kill": kill}[what]()
