@@ -165,7 +165,7 @@ def streams(n):
     print(f"\n| {n} streams open | picker, KiB a stream | Envoy | picker's connections | left in the picker after the end, KiB a stream |\n|---|---|---|---|---|")
     for name in ("duplex, duplex", "BUFFERED, STREAMED"):
         with Fleet() as f:
-            m, made = fleet(f, [name], speedup=0.002)  # a piece in some seconds: it is memory that is looked at
+            m, made = fleet(f, [name], speedup=0.01)  # pieces come slowly: it is memory that is looked at
             p, e = made[name]
             envoys = [e, f.start(gateway.Envoy, CONFIGURATIONS[name][0], [p], [m], [large_bodies])]
             body = body_of(1024, True, 4000)
@@ -174,7 +174,7 @@ def streams(n):
             before, before_envoys = rss_kb(p), sum(map(rss_kb, envoys))
 
             async def everybody(envoys=envoys):
-                opened, arriving = [], asyncio.Semaphore(2000)
+                opened, arriving = [], asyncio.Semaphore(100)
 
                 async def begin(i):
                     async with arriving:
