@@ -121,12 +121,14 @@ def patient(conf):
 class Envoy:
     """The program with a configuration: the clients' port is `port`. `edits` are functions that change the configuration."""
 
+    patience = (patient,)
+
     def __init__(self, mode, pickers, workers=(), edits=(), concurrency=1, healthy=True, limits=()):
         self.port, self.admin = free_ports(), free_ports()
         PORTS.pop(self.port, None)
         PORTS.pop(self.admin, None)
         self.conf = conf = configuration(mode)
-        for edit in (patient, *edits):
+        for edit in (*self.patience, *edits):
             edit(conf)
         conf["admin"]["address"]["socket_address"]["port_value"] = self.admin
         conf["static_resources"]["listeners"][0]["address"]["socket_address"].update(address="127.0.0.1", port_value=self.port)

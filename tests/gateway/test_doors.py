@@ -119,7 +119,8 @@ def test_envoys_health_check_turns_the_picker_away_and_takes_it_again(start, mod
     wait_for("turned away", lambda: envoy.healthy() == 0, 20)
     again = start(Mock, port=m.port, events=m.events, replay=m.replay)
     wait_for("taken again", lambda: envoy.healthy() == 1, 20)
-    assert envoy.complete([1] * 20).status == 200 and again.p.poll() is None
+    wait_for("asked again", lambda: "x-kvroute-worker" in envoy.complete([1] * 20).headers)
+    assert again.p.poll() is None
 
 
 PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
