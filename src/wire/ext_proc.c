@@ -170,6 +170,7 @@ static int read_request(const Kvr__Pb__ProcessingRequest *r, struct kvr_ext_proc
         out->modes = (struct kvr_ext_proc_modes){r->protocol_config->request_body_mode, r->protocol_config->response_body_mode};
     }
     out->upstream_address = find_text(r->attributes, r->n_attributes, "envoy.filters.http.ext_proc", "upstream.address");
+    out->code_details = find_text(r->attributes, r->n_attributes, "envoy.filters.http.ext_proc", "response.code_details");
     int rc = read_part(r, out);
     if (rc || !r->metadata_context) return rc;
     Kvr__Pb__Namespace *const *list = r->metadata_context->filter_metadata;

@@ -73,6 +73,7 @@ struct kvr_ext_proc_message {
     const struct kvr_ext_proc_text *subset;
     size_t subset_n;
     struct kvr_ext_proc_text served;           /* the endpoint that Envoy's load balancer says it has chosen */
+    struct kvr_ext_proc_text code_details;     /* why the response is what it is: "via_upstream", or Envoy's own words for one of its own */
     struct kvr_ext_proc_text upstream_address; /* the one that the response came from */
     /* Where all of this lies: here, as far as it fits, then in memory of its own. */
     struct {

@@ -203,6 +203,15 @@ def test_the_clients_key_stays_here_and_the_worker_gets_its_own(start, talk, tmp
     assert ask(talk(p))["authorization"] == "Bearer of-the-worker"
 
 
+def test_a_prefix_that_the_gateway_will_take_away_hides_no_path(start, talk):
+    p = start(Picker, [start(Mock)])
+    t = talk(p)
+    assert ask(t, path="/team/a/v1/completions?x=1", content_length=str(len(PROMPT)))["x-kvroute-overlap-blocks"] == "0"
+    t.response(end=True)
+    t.heard()
+    wait_for("nothing booked", lambda: p.booked() == 0)
+
+
 def test_bodies_that_are_not_shown_are_chosen_by_load(start, talk):
     p = start(Picker, [start(Mock)])
     t = talk(p)

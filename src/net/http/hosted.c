@@ -116,6 +116,14 @@ bool kvr_http_hosted_head_over(struct kvr_http_conn *c)
     return !why || refuse(c, 400, why);
 }
 
+void kvr_http_hosted_skip_prefix(struct kvr_http_conn *c, size_t bytes)
+{
+    struct kvr_http_request *rq = &c->request;
+    KVR_ASSERT(bytes <= rq->path.len);
+    rq->target = (struct kvr_text){rq->target.ptr + bytes, rq->target.len - bytes};
+    rq->path = (struct kvr_text){rq->path.ptr + bytes, rq->path.len - bytes};
+}
+
 bool kvr_http_hosted_body_follows(struct kvr_http_conn *c)
 {
     uint64_t length = 0;

@@ -19,7 +19,7 @@
 #include "net/http/access.h"
 #include "token/given.h"
 
-enum { PATHS_MAX = 9 };
+enum { PATHS_MAX = 12 };
 
 struct paths {
     const char *list[PATHS_MAX];
@@ -60,9 +60,18 @@ static void workers_paths(const struct serve_options *o, struct paths *p)
 
 static void certificates_paths(const struct serve_options *o, struct paths *p)
 {
-    const char *const all[] = {o->tls_cert,       o->tls_key,           o->tls_client_ca,
-                               o->admin_tls_cert, o->admin_tls_key,     o->admin_tls_client_ca,
-                               o->tls_ca,         o->outgoing_tls_cert, o->outgoing_tls_key};
+    const char *const all[] = {o->tls_cert,
+                               o->tls_key,
+                               o->tls_client_ca,
+                               o->admin_tls_cert,
+                               o->admin_tls_key,
+                               o->admin_tls_client_ca,
+                               o->ext_proc_tls_cert,
+                               o->ext_proc_tls_key,
+                               o->ext_proc_tls_client_ca,
+                               o->tls_ca,
+                               o->outgoing_tls_cert,
+                               o->outgoing_tls_key};
     for (size_t i = 0; i < KVR_ARRAY_LEN(all); i++) add(p, all[i]);
 }
 

@@ -234,6 +234,22 @@ static const char *pool_of(struct pick *p)
     return p->pool_text.failed ? "" : p->pool_text.data;
 }
 
+/* Is it a path of inference? Gateways tell it as their client wrote it, before they take a prefix away. */
+static bool find_route(struct kvr_http_conn *c, const char *more)
+{
+    enum { PREFIX_SEGMENTS = 8 };
+    struct kvr_text path = kvr_http_conn_request(c)->path;
+    unsigned segments = 0;
+    for (size_t at = 0; at < path.len && segments <= PREFIX_SEGMENTS; at++) {
+        if (path.ptr[at] != '/') continue;
+        segments++;
+        if (!client_route_is_passed((struct kvr_text){path.ptr + at, path.len - at}, more)) continue;
+        kvr_http_hosted_skip_prefix(c, at);
+        return true;
+    }
+    return false;
+}
+
 static void take_head(struct pick *p, const struct kvr_ext_proc_message *m)
 {
     struct picker *all = p->call.picker;
@@ -252,7 +268,7 @@ static void take_head(struct pick *p, const struct kvr_ext_proc_message *m)
         return;
     }
     if (!take_headers(p, m)) return;
-    bool passed = client_route_is_passed(kvr_http_conn_request(p->conn)->path, d->o->pass_routes);
+    bool passed = find_route(p->conn, d->o->pass_routes);
     p->leaves = !passed;
     p->has_body = !m->end_of_stream;
     p->body_is_whole = m->end_of_stream;
@@ -304,10 +320,23 @@ static void take_trailers(struct pick *p)
 
 /* ---- the response ------------------------------------------------------------------------------------ */
 
+static bool begins(struct kvr_ext_proc_text t, const char *with)
+{
+    size_t n = strlen(with);
+    return t.len >= n && !memcmp(t.ptr, with, n);
+}
+
+/* The gateway answers for a worker that has not: it broke off, or was not there (Envoy's "Response Code Details"). */
+static bool has_failed(const struct kvr_ext_proc_message *m)
+{
+    return begins(m->code_details, "upstream_") || begins(m->code_details, "response_timeout");
+}
+
 /* An error without an address is the gateway's own: nobody was asked. */
 static bool is_foreign(struct pick *p, const struct kvr_ext_proc_message *m, int status)
 {
     struct kvr_ext_proc_text from = m->upstream_address.ptr ? m->upstream_address : m->served;
+    if (m->code_details.ptr && !begins(m->code_details, "via_upstream")) return true;
     if (!from.ptr) return status >= 500;
     if (endpoints_served(p->attempt, from)) return false;
     COUNT_OF(p, ext_proc_served_elsewhere_total);
@@ -346,6 +375,7 @@ static void hear_head(struct pick *p, const struct kvr_ext_proc_message *m)
 /* What the gateway does with a request that is not decided, or is refused, is its own answer. */
 static void take_response(struct pick *p, const struct kvr_ext_proc_message *m)
 {
+    if (p->attempt && has_failed(m)) hear_end(p, false);
     if (p->attempt) hear_head(p, m);
     if (p->attempt && m->end_of_stream) hear_end(p, true);
     p->unseen = p->attempt && p->modes.response_body == KVR_EXT_PROC_NONE;
@@ -421,7 +451,11 @@ static void gone(struct call *c)
     struct data_plane *d = c->picker->loop->data;
     p->held = 0;
     if (p->unseen && p->modes.request_body == KVR_EXT_PROC_FULL_DUPLEX_STREAMED) {
-        COUNT_OF(p, ext_proc_unseen_total);
+        if (COUNT_OF(p, ext_proc_unseen_total) == 0)
+            kvr_log_warning(
+                "kvroute: the gateway does not tell the end of responses (FULL_DUPLEX_STREAMED without response bodies): each is taken to "
+                "take --ext-proc-unseen-secs (%g)",
+                d->o->ext_proc_unseen_secs);
         uv_timer_start(&p->lease, on_lease_over, (uint64_t)(d->o->ext_proc_unseen_secs * 1000), 0);
         return;
     }
