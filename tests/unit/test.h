@@ -69,7 +69,7 @@ static inline bool time_is_left(uint64_t deadline_ns)
 #define WAIT_FOR(condition, seconds)                                                                                                       \
     do {                                                                                                                                   \
         uint64_t deadline_ = seconds_from_now(seconds);                                                                                    \
-        for (long pause_ = 200000; !(condition) && sleep_before(deadline_, pause_); pause_ = KVR_MIN(pause_ * 5 / 4, 2000000L)) {         \
+        for (long pause_ = 200000; !(condition) && sleep_before(deadline_, pause_); pause_ = KVR_MIN(pause_ * 5 / 4, 2000000L)) {          \
         }                                                                                                                                  \
         assert_true(condition);                                                                                                            \
     } while (0)
