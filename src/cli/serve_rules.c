@@ -6,6 +6,7 @@
 
 #include "app/serve/data/port/client_routes.h"
 #include "app/serve/data/request/cors.h"
+#include "app/serve/data/request/hints.h"
 #include "base/base.h"
 #include "base/log.h"
 #include "cli/serve_cli.h"
@@ -186,6 +187,8 @@ static void check_fleet(struct serve_checker *c, const struct serve_options *o)
          "router-replica-sync needs replica-sync-port, or replica-sync-transport nats"},
         {o->health_timeout > 100 * o->health_interval, "health-timeout|health-interval",
          "health-timeout: allowed: at most a hundred times health-interval, since so many checks of a worker may be open at once"},
+        {!hints_check_objectives(o->objectives), "objective",
+         "objective: allowed: NAME=PRIORITY,..., each priority a whole number of 32 bits (batch=-1,chat=5)"},
         {!client_routes_check(o->pass_routes), "pass-routes",
          "pass-routes: allowed: paths that begin with /, without escapes; * at the end only"},
         {o->replica_sync_port && o->handover, "replica-sync-port|handover",

@@ -3,13 +3,15 @@
 import json
 import os
 import random
+import socket
+import subprocess
 import threading
 
 import pytest
 
 pytest.importorskip("grpc", reason="python3-grpcio is not installed")
 import grpc  # noqa: E402
-from conftest import SLOW, Mock, stays, wait_for  # noqa: E402
+from conftest import BINARY, SLOW, Mock, free_ports, stays, wait_for  # noqa: E402
 from picker_parts import BUFFERED, DESTINATION, DUPLEX, NONE, PARTIAL, STREAMED, Picker, Talk, built, channel_to, pb, set_by  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not built(), reason="built without nghttp2 or protobuf-c")
@@ -292,6 +294,20 @@ def test_requests_of_a_negative_objective_do_not_wait(start, talk):
     ask(running)
     refused = ask_refused(talk(p), x_gateway_inference_objective="batch")
     assert refused.status.code == 429 and dict_of(refused)["x-llm-d-request-dropped-reason"] == "rejected-saturated" and dict_of(refused)["retry-after"]
+
+
+@pytest.mark.parametrize("objectives", ["chat", "=1", "chat=", "chat=high", "chat=1,batch=2x", "chat=99999999999"])
+def test_an_objective_without_a_number_is_refused_at_the_start(objectives):
+    r = subprocess.run([BINARY, "epp", "--check", "--objective", objectives], capture_output=True, text=True, timeout=20 * SLOW, check=False)
+    assert r.returncode and "objective: allowed: NAME=PRIORITY" in r.stdout + r.stderr, r.stdout + r.stderr
+
+
+def test_a_health_port_that_is_taken_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        r = subprocess.run([BINARY, "epp", "--host", "127.0.0.1", "--ext-proc-tls", "off", "--ext-proc-port", str(free_ports()), "--ext-proc-health-port", str(port),
+                            "--admin-port", str(free_ports())], capture_output=True, text=True, timeout=20 * SLOW, check=False)
+    assert r.returncode == 1 and f"--ext-proc-health-port: cannot listen on 127.0.0.1:{port}" in r.stderr, r.stderr
 
 
 def test_a_response_that_is_not_shown_ends_with_the_stream_or_by_its_time(start, talk):

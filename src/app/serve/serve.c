@@ -233,9 +233,9 @@ static int open_ports(struct serve *s)
     struct admin_port admin = {given ? h->sockets[0] : 0, h->waits, admin_connections(s)};
     if (!s->o->select_only) {
         ports.connections_max = data_connections(s);
-        const char *option = "port";
-        int rc = data_plane_open(s->rooms.data, &ports, &option);
-        if (rc) return listen_failed(option, s->o->host, !strcmp(option, "port") ? s->o->port : s->o->ext_proc_port, rc);
+        struct data_port_named failed;
+        int rc = data_plane_open(s->rooms.data, &ports, &failed);
+        if (rc) return listen_failed(failed.option, s->o->host, failed.port, rc);
     }
     int rc = admin_start(s->rooms.admin, &admin);
     return rc ? listen_failed(s->o->select_only ? "port" : "admin-port", s->o->admin_host, s->o->admin_port, rc) : 0;

@@ -27,7 +27,7 @@ struct kvr_http_conn *kvr_http_hosted_new(struct kvr_http_server *s, const struc
 /* What has come of the request. Each returns whether more is wanted: not after it was answered, or handed over. Both texts of a header are
  * copied; of those of HTTP/2 that begin with a colon :method, :path and :authority are understood. */
 bool kvr_http_hosted_header(struct kvr_http_conn *c, struct kvr_text name, struct kvr_text value);
-bool kvr_http_hosted_head_over(struct kvr_http_conn *c); /* its request can be asked for now */
+bool kvr_http_hosted_head_over(struct kvr_http_conn *c); /* kvr_http_conn_request is valid from here on */
 /* Its target is only what is behind so many bytes of it, which do not concern the handler. Between these two. */
 void kvr_http_hosted_skip_prefix(struct kvr_http_conn *c, size_t bytes);
 bool kvr_http_hosted_body_follows(struct kvr_http_conn *c); /* only of a body that will be given here */

@@ -41,8 +41,13 @@ struct data_ports {
 struct data_plane *data_plane_create(struct process *p, const struct data_plane_uses *uses); /* NULL: out of memory */
 /* Where single requests are told of. Returns: 0, or -1 with the reason in err. */
 int data_plane_observe(struct data_plane *d, char *err, size_t cap);
-/* Returns: 0, or UV_E...: a port cannot be had, that of *option (static). */
-int data_plane_open(struct data_plane *d, const struct data_ports *ports, const char **option);
+/* A port by its option (static). */
+struct data_port_named {
+    const char *option;
+    uint64_t port;
+};
+/* Returns: 0, or UV_E...: a port cannot be had, which is *failed. */
+int data_plane_open(struct data_plane *d, const struct data_ports *ports, struct data_port_named *failed);
 int data_plane_run(struct data_plane *d);     /* each loop on its thread. Returns: 0 or -1 */
 void data_plane_tick(struct data_plane *d);   /* every 0.1 s */
 void data_plane_second(struct data_plane *d); /* every second */

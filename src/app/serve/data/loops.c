@@ -97,7 +97,7 @@ static uint16_t port_of(const struct data_plane *d)
     return d->loops_n ? kvr_http_server_port(d->loops[0]->server) : (uint16_t)d->o->port;
 }
 
-static struct loop *loop_new(struct data_plane *d, const struct data_ports *ports, int *rc, const char **option)
+static struct loop *loop_new(struct data_plane *d, const struct data_ports *ports, int *rc, struct data_port_named *opens)
 {
     struct loop *l = calloc(1, sizeof *l);
     if (!l) return NULL;
@@ -130,9 +130,9 @@ static struct loop *loop_new(struct data_plane *d, const struct data_ports *port
                                         .on_refused = data_port_on_refused,
                                         .body_room = data_port_body_room,
                                         .put_headers = d->o->cors_allow_origin ? data_port_put_headers : NULL};
-    *option = "port";
+    *opens = (struct data_port_named){"port", d->o->port};
     if (*rc == 0) *rc = kvr_http_server_start(&l->uv, &sc, &l->server);
-    if (*rc == 0 && d->o->ext_proc_port) *rc = picker_open(l, data_plane_picker_port(d), option);
+    if (*rc == 0 && d->o->ext_proc_port) *rc = picker_open(l, data_plane_picker_port(d), opens);
     return l;
 }
 
@@ -316,13 +316,13 @@ int data_plane_observe(struct data_plane *d, char *err, size_t cap)
     return 0;
 }
 
-int data_plane_open(struct data_plane *d, const struct data_ports *ports, const char **option)
+int data_plane_open(struct data_plane *d, const struct data_ports *ports, struct data_port_named *failed)
 {
     d->loops = calloc(d->o->threads, sizeof(struct loop *));
     if (!d->loops) return UV_ENOMEM;
     for (uint64_t i = 0; i < d->o->threads; i++) {
         int rc = 0;
-        struct loop *l = loop_new(d, ports, &rc, option);
+        struct loop *l = loop_new(d, ports, &rc, failed);
         if (!l) return UV_ENOMEM;
         kvr_http_client_open_max(l->client, ports->connections_max);
         d->loops[d->loops_n++] = l;

@@ -81,8 +81,12 @@ static void decided(void *ctx, struct attempt *a)
     p->state = PICK_DECIDED;
     p->attempt = a;
     if (!endpoints_list(a, &p->destination)) {
-        kvr_log_warning("kvroute: worker %llu (%s): its address is a name, which no gateway can be told; use addresses, or discovery dns",
-                        (unsigned long long)a->result.worker.worker_id, a->worker->url);
+        bool *told = &p->call.picker->told_of_name;
+        if (!*told)
+            kvr_log_warning(
+                "kvroute: worker %llu (%s): its address is a name, which no gateway can be told; use addresses, or discovery dns",
+                (unsigned long long)a->result.worker.worker_id, a->worker->url);
+        *told = true;
         finish(p, KVR_GRPC_UNAVAILABLE, "the worker's address is a name");
         return;
     }

@@ -3,6 +3,7 @@
 #include "app/serve/data/picker/picker.h"
 
 #include "app/serve/config/config.h"
+#include "app/serve/data/data_plane.h"
 #include "app/serve/data/picker/call.h"
 #include "app/serve/data/picker/pick.h"
 #include "app/serve/data/state/room.h"
@@ -91,11 +92,11 @@ static int open_health(struct picker *p)
     return kvr_grpc_server_start(&p->loop->uv, &c, &p->health);
 }
 
-int picker_open(struct loop *l, uint16_t port, const char **option)
+int picker_open(struct loop *l, uint16_t port, struct data_port_named *opens)
 {
     const struct serve_options *o = l->data->o;
     struct picker *p = l->picker = calloc(1, sizeof *p);
-    *option = "ext-proc-port";
+    *opens = (struct data_port_named){"ext-proc-port", o->ext_proc_port};
     if (!p) return UV_ENOMEM;
     p->loop = l;
     uv_timer_init(&l->uv, &p->look);
@@ -104,7 +105,7 @@ int picker_open(struct loop *l, uint16_t port, const char **option)
     struct kvr_grpc_server_config c = config_of(p, port ? port : (uint16_t)o->ext_proc_port, port != 0);
     int rc = kvr_grpc_server_start(&l->uv, &c, &p->server);
     if (rc || port || !o->ext_proc_health_port) return rc;
-    *option = "ext-proc-health-port";
+    *opens = (struct data_port_named){"ext-proc-health-port", o->ext_proc_health_port};
     return open_health(p);
 }
 

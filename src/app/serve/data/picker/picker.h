@@ -16,6 +16,7 @@
 #include "app/serve/data/state/loop.h"
 #include "net/grpc/grpc.h"
 
+struct data_port_named;
 struct kvr_prom_page;
 struct pick;
 struct watch;
@@ -26,12 +27,13 @@ struct picker {
     struct pick *picks;                      /* of all, those whose end nobody will tell too */
     size_t picks_n;
     struct watch *watches;
-    uv_timer_t look; /* whether what is watched has changed */
+    bool told_of_name; /* a worker's address was one: said once */
+    uv_timer_t look;   /* whether what is watched has changed */
 };
 
 /* Opens the ports of --ext-proc-port. `port`: of the loops before, which this one joins; 0: it is the first. Returns: 0 or UV_E..., with
- * the option whose port it is. */
-int picker_open(struct loop *l, uint16_t port, const char **option);
+ * the port that it is about. */
+int picker_open(struct loop *l, uint16_t port, struct data_port_named *opens);
 uint16_t picker_port(const struct picker *p);
 /* No new calls; those that run go on. */
 void picker_drain(struct picker *p);

@@ -110,6 +110,19 @@ static long priority_of(const char *objectives, struct kvr_text name)
     return 0;
 }
 
+bool hints_check_objectives(const char *text)
+{
+    for (const char *at = text; at;) {
+        size_t n = strcspn(at, "="), all = strcspn(at, ",");
+        char *end = NULL;
+        if (n == 0 || n >= all) return false;
+        long v = strtol(at + n + 1, &end, 10);
+        if (end != at + all || all == n + 1 || v < INT32_MIN || v > INT32_MAX) return false;
+        at = at[all] ? at + all + 1 : NULL;
+    }
+    return true;
+}
+
 /* What gateways of Kubernetes say; the router's own headers beat it. A class that is not there is that of all. */
 static void read_gateways(struct request *r, const struct kvr_headers *h)
 {

@@ -26,6 +26,8 @@ enum hint {
 
 /* Its value, by the first of its names that is there; ptr NULL: none is. */
 struct kvr_text hint_get(const struct kvr_headers *h, enum hint hint);
+/* Is a text NAME=PRIORITY,... of whole numbers (--objective)? NULL is fine. */
+bool hints_check_objectives(const char *text);
 /* Takes them all. Returns: what is wrong, or NULL. */
 const char *hints_read(struct request *r, const struct kvr_headers *h);
 
