@@ -2,10 +2,9 @@
 /* Built without nghttp2 or protobuf-c (KVR_EXT_PROC=OFF): the option is refused (kvr_grpc_available), so no loop ever has a picker. */
 #include "app/serve/data/picker/picker.h"
 
-int picker_open(struct loop *l, uint16_t port, const char **option)
+int picker_open(struct loop *l, uint16_t port, struct data_port_named *opens)
 {
-    (void)l, (void)port;
-    *option = "--ext-proc-port";
+    (void)l, (void)port, (void)opens;
     return UV_ENOTSUP;
 }
 
