@@ -134,19 +134,26 @@ int kvr_token_pool_create(size_t threads, struct kvr_token_pool **out)
     return 0;
 }
 
-void kvr_token_pool_destroy(struct kvr_token_pool *p)
+void kvr_token_pool_end(struct kvr_token_pool *p)
 {
-    if (!p) return;
     kvr_lock(&p->lock);
     p->ends = true;
     pthread_cond_broadcast(&p->something);
     kvr_unlock(&p->lock);
-    for (size_t i = 0; i < p->threads_n; i++) pthread_join(p->threads[i], NULL);
+    for (; p->threads_n; p->threads_n--) pthread_join(p->threads[p->threads_n - 1], NULL);
     while (p->first) {
         struct kvr_token_work *w = p->first;
         p->first = w->next;
         w->drop(w);
     }
+    p->last = &p->first;
+    p->waiting = 0;
+}
+
+void kvr_token_pool_destroy(struct kvr_token_pool *p)
+{
+    if (!p) return;
+    kvr_token_pool_end(p);
     pthread_cond_destroy(&p->something);
     kvr_lock_destroy(&p->lock);
     free(p);

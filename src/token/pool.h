@@ -59,7 +59,9 @@ struct kvr_token_question {
 };
 
 int kvr_token_pool_create(size_t threads, struct kvr_token_pool **out);
-/* Waits for what runs; what waits is dropped. Nobody may wait for a job any more. */
+/* Waits for what runs; what waits is dropped, and nothing is taken any more. Nobody may wait for a job. */
+void kvr_token_pool_end(struct kvr_token_pool *p);
+/* Ends it first. */
 void kvr_token_pool_destroy(struct kvr_token_pool *p);
 
 /* Returns: false when the queue is full; then `drop` was called. */

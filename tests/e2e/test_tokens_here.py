@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokens made here: earned against an engine, used, watched, lost. The engine renders and encodes by itself (token_parts.py)."""
 import concurrent.futures
+import json
 import os
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -100,6 +102,24 @@ def test_a_request_that_names_no_model_has_the_tokens_of_the_only_one(serve, eng
     trusted(s)
     assert call(s.port, "POST", "/v1/chat/completions", {"messages": CHAT, "max_tokens": 1}).status == 200
     assert made_here(s) == 0  # which of both the engine takes it for is its own business
+
+
+def test_tokens_that_are_made_when_the_program_ends_leave_nothing_behind(serve, engine, folder):
+    e = engine()
+    s = serve([e], "--tokenizer-dir", folder, "--tokenizer-threads", 1)
+    trusted(s)
+    begun = s.metric("tokenizer_jobs_total", result="begun")
+    connections = [socket.create_connection(("127.0.0.1", s.port)) for _ in range(3)]
+    for i, c in enumerate(connections):
+        body = json.dumps({"model": "m", "max_tokens": 1, "prompt": f"{i} " + os.urandom(1 << 21).hex()}).encode()
+        c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    wait_for("what is made", lambda: s.metric("tokenizer_jobs_total", result="begun") == begun + 3, 20)
+    s.p.send_signal(signal.SIGTERM)
+    wait_for("the first signal", lambda: "draining" in s.text(), 20)
+    s.p.send_signal(signal.SIGTERM)  # stops at once, while a thread has the first prompt and two wait
+    assert s.p.wait(20) == 0, s.text()
+    for c in connections:
+        c.close()
 
 
 def test_completions_have_their_special_token_once(serve, engine, folder):

@@ -328,6 +328,7 @@ void tokenizers_stop(struct tokenizers *t)
 {
     for (size_t i = 0; i < atomic_load(&t->n); i++)
         if (t->entries[i].prober) prober_stop(t->entries[i].prober);
+    if (t->open) kvr_token_pool_end(t->pool);
 }
 
 void tokenizers_destroy(struct tokenizers *t)
