@@ -162,7 +162,7 @@ def rig(start, engine, tmp_path):
         spec = f"http://127.0.0.1:{m.port},block-size=4,events=tcp://127.0.0.1:{e.events}"
         if replay:
             spec += f",replay=tcp://127.0.0.1:{e.replay_port}"
-        args = ([spec], "--handover", tmp_path / "ports", "--restore-timeout", min(SLOW, 3), *options)
+        args = ([spec], "--handover", tmp_path / "ports", "--restore-timeout", 20 if replay else min(SLOW, 3), *options)
         s = start(Serve, *args)
         e.heard_by(1)
 

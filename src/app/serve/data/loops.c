@@ -48,10 +48,11 @@ static void follow_phase(struct loop *l)
 static void on_wake(uv_async_t *a)
 {
     struct loop *l = a->data;
+    bool stop = atomic_load(&l->stop); /* read first: whose turn came by the queues' end is ready then */
     atomic_store(&l->answered, atomic_load(&l->data->asked));
     follow_phase(l);
     flow_take_ready(l);
-    if (atomic_load(&l->stop)) { /* who still waits is told */
+    if (stop) { /* who still waits is told */
         flow_refuse_parked(l);
         uv_stop(&l->uv);
         return;
