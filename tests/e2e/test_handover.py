@@ -293,7 +293,7 @@ def test_a_replay_that_reaches_back_needs_no_help(rig):
     e, s, follow = rig(replay=True)
     e.until("ready", lambda: call(s.port, "GET", "/ready").status == 200)
     e.stored([1, 2], T[:8])
-    wait_for("seen", lambda: known(s)[0] == 2)
+    e.until("seen", lambda: known(s) == (2, "whole", 1))
     after = follow(s)
     e.until("taken", lambda: s.p.poll() == 0, 60)
     wait_for("taken", lambda: "the ports are taken over" in after.text())
@@ -305,7 +305,7 @@ def test_a_replay_that_does_not_reach_back_goes_on_from_the_view(rig):
     e.until("ready", lambda: call(s.port, "GET", "/ready").status == 200)
     e.stored([1, 2], T[:8])
     e.stored([3], T[8:12], parent=2)
-    wait_for("seen", lambda: known(s) == (3, "whole", 2))
+    e.until("seen", lambda: known(s) == (3, "whole", 2))
     del e.sent[0]  # the engine's buffer
     after = follow(s)
     e.until("taken", lambda: s.p.poll() == 0, 60)
