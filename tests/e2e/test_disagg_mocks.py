@@ -118,6 +118,7 @@ def test_clients_that_leave_at_any_moment_leave_nothing_behind(start, protocol, 
     for t in threads:
         t.join()
     assert not wrong, wrong[:5]
+    wait_for("an answer, when no fault is left", lambda: call(s.port, "POST", "/v1/completions", body_of(MIXED)).status == 200)
     released = clean(s, ps + ds)
     assert released["pulled"] > 0 and released["expired"] <= s.metric("disagg_possible_leaks_total"), released
     assert call(s.port, "POST", "/v1/completions", body_of(7)).status == 200
