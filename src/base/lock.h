@@ -43,6 +43,7 @@
     X(TOKENIZER, "what a tokenizer is worth")                                                                                              \
     X(TOKEN_POOL, "prompts for the tokenizer's threads")                                                                                   \
     X(SELECTION, "selections whose turn has come")                                                                                         \
+    X(OBSERVED, "responses that gateways observe")                                                                                         \
     X(MAIL, "a data loop's mail")                                                                                                          \
     X(REMOTE_MAIL, "mail of a remote index")                                                                                               \
     X(REGISTRY, "a registry in NATS")                                                                                                      \

@@ -79,7 +79,6 @@ def test_where_the_end_is_not_heard_a_lease_frees_the_booking_and_a_warning_says
     assert len(warned) == 1, picker.text()
 
 
-@pytest.mark.xfail(strict=True, reason="a stream that observes is not joined with the one that decides")
 def test_a_second_filter_that_observes_learns_usage_and_the_end(gateway, start):
     """BUFFERED, NONE, and a filter in observability_mode: its stream is joined by x-request-id, and nothing is answered on it."""
     m = start(Mock)

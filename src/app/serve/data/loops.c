@@ -52,6 +52,7 @@ static void on_wake(uv_async_t *a)
     atomic_store(&l->answered, atomic_load(&l->data->asked));
     follow_phase(l);
     flow_take_ready(l);
+    if (l->picker) picker_take_mail(l->picker);
     if (stop) { /* who still waits is told */
         flow_refuse_parked(l);
         uv_stop(&l->uv);

@@ -23,6 +23,7 @@ struct call {
 
 /* Each: NULL without memory. */
 struct call *pick_new(struct picker *p, struct kvr_grpc_stream *s);         /* ExternalProcessor/Process: pick.c */
+struct call *observer_new(struct picker *p, struct kvr_grpc_stream *s);     /* the same, of a filter that observes: observer.c */
 struct call *health_check_new(struct picker *p, struct kvr_grpc_stream *s); /* Health/Check: health.c */
 struct call *health_watch_new(struct picker *p, struct kvr_grpc_stream *s); /* Health/Watch */
 

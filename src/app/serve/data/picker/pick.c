@@ -7,6 +7,7 @@
 #include "app/serve/common/clock.h"
 #include "app/serve/data/answer/answer.h"
 #include "app/serve/data/picker/endpoints.h"
+#include "app/serve/data/picker/observed.h"
 #include "app/serve/data/port/client_routes.h"
 #include "app/serve/data/port/data_port.h"
 #include "app/serve/data/request/carrier.h"
@@ -34,6 +35,7 @@ static void pick_free(struct pick *p)
     if (p->next) p->next->prev = p->prev;
     all->picks_n--;
     p->attempt = NULL;
+    observed_leave(all, p->observed);
     if (p->conn) kvr_http_hosted_free(p->conn);
     kvr_buf_free(&p->subset);
     kvr_buf_free(&p->destination);
@@ -92,6 +94,8 @@ static void decided(void *ctx, struct attempt *a)
     }
     answer_put_decision(a->request, &p->told);
     COUNT_OF(p, ext_proc_decisions_total);
+    if (p->modes.response_body == KVR_EXT_PROC_NONE && !p->asks_to_see && !p->leaves)
+        p->observed = observed_ask(p->call.picker, p, a->request->id);
     pick_say_decision(p, a);
     answer_commit(a->request);
     release(p);
@@ -225,6 +229,7 @@ static void wait_for_body(struct pick *p)
     p->decides = KVR_EXT_PROC_REQUEST_BODY;
     if (wants_modes(p, &modes)) pick_say_modes(p, KVR_EXT_PROC_REQUEST_HEADERS, modes);
     else pick_go_on(p, KVR_EXT_PROC_REQUEST_HEADERS);
+    p->asks_to_see = modes.response_body != p->modes.response_body;
 }
 
 /* That the gateway's route has named, else that of the port. */
@@ -376,21 +381,43 @@ static void hear_head(struct pick *p, const struct kvr_ext_proc_message *m)
     kvr_headers_free(&headers);
 }
 
-/* What the gateway does with a request that is not decided, or is refused, is its own answer. */
-static void take_response(struct pick *p, const struct kvr_ext_proc_message *m)
+/* What the gateway does with a request that is not decided, or is refused, is its own answer. Two streams may tell of the same headers. */
+static void hear_response(struct pick *p, const struct kvr_ext_proc_message *m)
 {
+    if (p->begun) return;
+    p->begun = true;
     if (p->attempt && has_failed(m)) hear_end(p, false);
     if (p->attempt) hear_head(p, m);
     if (p->attempt && m->end_of_stream) hear_end(p, true);
     p->unseen = p->attempt && p->modes.response_body == KVR_EXT_PROC_NONE;
+}
+
+static void hear_body(struct pick *p, const struct kvr_ext_proc_message *m)
+{
+    if (p->attempt && m->body.len) attempt_hear_body(p->attempt, m->body.ptr, m->body.len);
+    if (m->end_of_stream) hear_end(p, true);
+}
+
+void pick_hear(struct pick *p, const struct kvr_ext_proc_message *m)
+{
+    p->is_told = true;
+    uv_timer_stop(&p->lease);
+    if (m->kind == KVR_EXT_PROC_RESPONSE_HEADERS) hear_response(p, m);
+    else if (m->kind == KVR_EXT_PROC_RESPONSE_BODY && p->unseen) hear_body(p, m);
+    else if (m->kind == KVR_EXT_PROC_RESPONSE_TRAILERS) hear_end(p, true);
+    if (!p->attempt && !p->call.stream) pick_free(p);
+}
+
+static void take_response(struct pick *p, const struct kvr_ext_proc_message *m)
+{
+    hear_response(p, m);
     pick_say_response(p);
 }
 
 static void take_response_body(struct pick *p, const struct kvr_ext_proc_message *m)
 {
-    if (p->attempt && m->body.len) attempt_hear_body(p->attempt, m->body.ptr, m->body.len);
     p->unseen = false; /* the gateway has obeyed */
-    if (m->end_of_stream) hear_end(p, true);
+    hear_body(p, m);
     if (p->modes.response_body == KVR_EXT_PROC_FULL_DUPLEX_STREAMED)
         pick_say_body(p, KVR_EXT_PROC_RESPONSE_BODY, m->body.ptr, m->body.len, m->end_of_stream);
     else pick_go_on(p, KVR_EXT_PROC_RESPONSE_BODY);
@@ -400,8 +427,6 @@ static void take_response_body(struct pick *p, const struct kvr_ext_proc_message
 
 static void take(struct pick *p, const struct kvr_ext_proc_message *m)
 {
-    if (p->state == PICK_NEW && m->observability) p->observes = true;
-    if (p->observes) return; /* it is a copy of what another stream decides */
     if (p->state == PICK_NEW && m->kind != KVR_EXT_PROC_REQUEST_HEADERS) {
         finish(p, KVR_GRPC_INVALID_ARGUMENT, "the first message must be of the request's headers");
         return;
@@ -420,6 +445,17 @@ static void take(struct pick *p, const struct kvr_ext_proc_message *m)
     }
 }
 
+/* The stream is another kind of call from its first message on. */
+static void become_observer(struct pick *p, const uint8_t *data, size_t len)
+{
+    struct kvr_grpc_stream *s = p->call.stream;
+    struct call *c = observer_new(p->call.picker, s);
+    kvr_grpc_set_user(s, c);
+    pick_free(p);
+    if (c) c->service->message(c, data, len);
+    else kvr_grpc_finish(s, KVR_GRPC_RESOURCE_EXHAUSTED, "out of memory");
+}
+
 static void message(struct call *c, const uint8_t *data, size_t len)
 {
     struct pick *p = (struct pick *)c;
@@ -430,41 +466,63 @@ static void message(struct call *c, const uint8_t *data, size_t len)
                rc == -KVR_EFORMAT ? "malformed message" : kvr_strerror(rc));
         return;
     }
-    take(p, &m);
+    if (p->state == PICK_NEW && m.observability) become_observer(p, data, len);
+    else take(p, &m);
     kvr_ext_proc_free(&m);
 }
 
-/* The gateway has nothing more to tell. */
+/* Does another stream tell the end of the response? */
+static bool is_observed(const struct pick *p)
+{
+    return p->attempt && p->begun && observed_has_observer(p->call.picker, p->observed);
+}
+
+/* The gateway has nothing more to tell on this stream. */
 static void half_closed(struct call *c)
 {
     struct pick *p = (struct pick *)c;
-    if (p->unseen && p->modes.request_body != KVR_EXT_PROC_FULL_DUPLEX_STREAMED) hear_end(p, true);
+    if (p->unseen && p->modes.request_body != KVR_EXT_PROC_FULL_DUPLEX_STREAMED && !is_observed(p)) hear_end(p, true);
     finish(p, KVR_GRPC_OK, NULL);
 }
 
 static void on_lease_over(uv_timer_t *t)
 {
     struct pick *p = t->data;
+    if (COUNT_OF(p, ext_proc_unseen_total) == 0)
+        kvr_log_warning(
+            "kvroute: the gateway does not tell the end of responses (FULL_DUPLEX_STREAMED without response bodies): each is taken to "
+            "take --ext-proc-unseen-secs (%g)",
+            p->call.picker->loop->data->o->ext_proc_unseen_secs);
     hear_end(p, true);
+    pick_free(p);
+}
+
+/* Its stream is gone, and nobody observes. */
+static void wait_or_end(struct pick *p)
+{
+    if (p->unseen && p->modes.request_body == KVR_EXT_PROC_FULL_DUPLEX_STREAMED) {
+        uv_timer_start(&p->lease, on_lease_over, (uint64_t)(p->call.picker->loop->data->o->ext_proc_unseen_secs * 1000), 0);
+        return;
+    }
+    if (p->unseen) hear_end(p, true);
     pick_free(p);
 }
 
 static void gone(struct call *c)
 {
     struct pick *p = (struct pick *)c;
-    struct data_plane *d = c->picker->loop->data;
     p->held = 0;
-    if (p->unseen && p->modes.request_body == KVR_EXT_PROC_FULL_DUPLEX_STREAMED) {
-        if (COUNT_OF(p, ext_proc_unseen_total) == 0)
-            kvr_log_warning(
-                "kvroute: the gateway does not tell the end of responses (FULL_DUPLEX_STREAMED without response bodies): each is taken to "
-                "take --ext-proc-unseen-secs (%g)",
-                d->o->ext_proc_unseen_secs);
-        uv_timer_start(&p->lease, on_lease_over, (uint64_t)(d->o->ext_proc_unseen_secs * 1000), 0);
-        return;
-    }
-    if (p->unseen) hear_end(p, true);
-    pick_free(p);
+    if (!is_observed(p)) wait_or_end(p);
+}
+
+/* One that has told of the response and not of its end has seen it broken off, or its client leave. */
+void pick_hear_over(struct pick *p)
+{
+    observed_leave(p->call.picker, p->observed);
+    p->observed = NULL;
+    if (p->call.stream) return;
+    if (p->is_told) pick_free(p);
+    else wait_or_end(p);
 }
 
 static const struct call_service service = {message, half_closed, gone};

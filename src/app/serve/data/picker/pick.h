@@ -14,12 +14,12 @@
  *     NONE, or none            in the answer to the headers
  *     STREAMED, GRPC           the same, by load alone: the gateway sends no body before it has that answer
  *
- * A booking ends with the response when the gateway shows its body; else when it ends the stream. Where it ends the stream as soon as the
- * response has begun (FULL_DUPLEX_STREAMED for requests, NONE for responses) nobody tells the end: the booking ends by
- * --ext-proc-unseen-secs.
+ * A booking ends with the response when the gateway shows its body, be it on another stream (observed.h); else when it ends the stream.
+ * Where it ends the stream as soon as the response has begun (FULL_DUPLEX_STREAMED for requests, NONE for responses) and no other one tells
+ * of it nobody tells the end: the booking ends by --ext-proc-unseen-secs.
  *
- * Whatever happens, the stream ends once (call.h), and the request ends with it, or before it, or after that time: each booking is freed
- * once.
+ * Whatever happens, each of the streams ends once (call.h), and the request ends with the last of them, or before it, or after that time:
+ * each booking is freed once.
  */
 #ifndef KVR_SERVE_PICK_H
 #define KVR_SERVE_PICK_H
@@ -40,15 +40,18 @@ struct pick {
     struct kvr_ext_proc_modes modes;
     enum kvr_ext_proc_kind decides; /* of the message whose answer has the decision */
     bool has_body;
-    bool body_is_whole;   /* the router has all of it */
-    bool leaves;          /* nothing but the choice is wanted: its path is none of inference */
-    bool early_end;       /* all of the body had come before the decision of a request that leaves: */
-    struct kvr_buf early; /* what had come of it then */
-    bool trailers;        /* the request has some */
-    bool observes;        /* nobody waits for answers */
-    bool waits_told;      /* the gateway was asked to wait */
-    bool unseen;          /* the response has begun, and its body is not shown */
-    size_t held;          /* bytes of the body that the stream is told of */
+    bool body_is_whole;        /* the router has all of it */
+    bool leaves;               /* nothing but the choice is wanted: its path is none of inference */
+    bool early_end;            /* all of the body had come before the decision of a request that leaves: */
+    struct kvr_buf early;      /* what had come of it then */
+    bool trailers;             /* the request has some */
+    bool waits_told;           /* the gateway was asked to wait */
+    bool asks_to_see;          /* the gateway was asked to show the response's body, which it does not by itself */
+    bool begun;                /* the response's headers are known */
+    bool unseen;               /* they are, and its body is not shown */
+    bool is_told;              /* another stream has told of it */
+    struct observed *observed; /* by which another stream tells of the response (observed.h); NULL: it cannot */
+    size_t held;               /* bytes of the body that the stream is told of */
     struct kvr_buf pool_text;
     const char *pool;           /* the choice is among workers of that group; NULL: of any */
     bool has_subset;            /* the choice is among these: */
@@ -62,6 +65,10 @@ struct pick {
 };
 
 void picks_end(struct picker *p); /* those that are left when the port has closed */
+
+/* What a stream that observes has heard of the response, and that it is gone. Each may be the end of the pick. */
+void pick_hear(struct pick *p, const struct kvr_ext_proc_message *m);
+void pick_hear_over(struct pick *p);
 
 /* pick_answer.c: what is said to the gateway. */
 void pick_say(struct pick *p, struct kvr_buf *message);                                      /* empties it */

@@ -5,6 +5,7 @@
 #include "app/serve/config/config.h"
 #include "app/serve/data/data_plane.h"
 #include "app/serve/data/picker/call.h"
+#include "app/serve/data/picker/observed.h"
 #include "app/serve/data/picker/pick.h"
 #include "app/serve/data/state/room.h"
 
@@ -99,9 +100,11 @@ int picker_open(struct loop *l, uint16_t port, struct data_port_named *opens)
     *opens = (struct data_port_named){"ext-proc-port", o->ext_proc_port};
     if (!p) return UV_ENOMEM;
     p->loop = l;
+    p->observed = observed_hold(port ? l->data->loops[0]->picker->observed : NULL);
     uv_timer_init(&l->uv, &p->look);
     uv_unref((uv_handle_t *)&p->look);
     p->look.data = p;
+    if (!p->observed) return UV_ENOMEM;
     struct kvr_grpc_server_config c = config_of(p, port ? port : (uint16_t)o->ext_proc_port, port != 0);
     int rc = kvr_grpc_server_start(&l->uv, &c, &p->server);
     if (rc || port || !o->ext_proc_health_port) return rc;
@@ -137,6 +140,8 @@ void picker_close(struct loop *l)
     kvr_grpc_server_close(p->server);
     kvr_grpc_server_close(p->health);
     picks_end(p);
+    picker_take_mail(p);
+    observed_let_go(p->observed);
     uv_close((uv_handle_t *)&p->look, on_closed);
 }
 

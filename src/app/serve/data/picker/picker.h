@@ -6,7 +6,8 @@
  *
  *     gateway --gRPC--> picker.c --> pick.c: the request, as if it had come by the data port
  *                          |             \--> request/: the same phases --> carrier.h: the decision --> the gateway
- *                          '------> health.c
+ *                          |------> observer.c: responses that a second stream tells of (observed.h)
+                          '------> health.c
  *
  * Threads: the loop's, but picker_metrics.
  */
@@ -18,14 +19,24 @@
 
 struct data_port_named;
 struct kvr_prom_page;
+struct mail;
+struct observed_table;
 struct pick;
 struct watch;
+
+/* Of observers on other loops (observed.h); under the loop's mail_lock. */
+struct picker_mail {
+    struct mail *first, *last;
+    size_t bytes;
+};
 
 struct picker {
     struct loop *loop;
     struct kvr_grpc_server *server, *health; /* health: the plain port; NULL: none */
     struct pick *picks;                      /* of all, those whose end nobody will tell too */
     size_t picks_n;
+    struct observed_table *observed; /* the first loop's picker made it, for all */
+    struct picker_mail mail;
     struct watch *watches;
     bool told_of_name; /* a worker's address was one: said once */
     uv_timer_t look;   /* whether what is watched has changed */
@@ -35,6 +46,7 @@ struct picker {
  * the port that it is about. */
 int picker_open(struct loop *l, uint16_t port, struct data_port_named *opens);
 uint16_t picker_port(const struct picker *p);
+void picker_take_mail(struct picker *p);
 /* No new calls; those that run go on. */
 void picker_drain(struct picker *p);
 size_t picker_open_calls(const struct picker *p); /* that ask for a worker, or tell what becomes of the choice */

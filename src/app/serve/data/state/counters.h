@@ -48,6 +48,10 @@
     X(ext_proc_by_load_total, "Requests chosen by load alone, as the gateway showed no body, or not all of it")                            \
     X(ext_proc_served_elsewhere_total, "Responses that came from another endpoint than the one it was told")                               \
     X(ext_proc_unseen_total, "Bookings ended by --ext-proc-unseen-secs, as the gateway does not tell when responses end")                  \
+    X(ext_proc_observed_total, "Responses of which a second stream told, that observes")                                                   \
+    X(ext_proc_observers_unknown_total, "Streams that observe and name no request whose response may be observed")                         \
+    X(ext_proc_observers_refused_total, "Those whose request has an observer already, or shares its id with another one")                  \
+    X(ext_proc_observers_full_total, "Responses that could not be observed, or no longer, for want of memory or room")                     \
     X(overload_rejections_total, "Requests refused because every eligible worker was overloaded")
 
 enum { TOKENS_FROM_MAX = 8 }; /* enum tokens_from */

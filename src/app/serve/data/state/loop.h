@@ -2,7 +2,7 @@
 /*
  * A data loop: a thread with an event loop, its clients' connections, and its connections to workers.
  *
- * Threads: its own; others touch what is atomic, `ready` and `made` under mail_lock, and uv_async_send(&wake).
+ * Threads: its own; others touch what is atomic, `ready` and `made` under mail_lock, the picker's mail too, and uv_async_send(&wake).
  */
 #ifndef KVR_SERVE_LOOP_H
 #define KVR_SERVE_LOOP_H
