@@ -102,6 +102,17 @@ class Talk:
         self.said.put(None)
 
 
+class Observing(Talk):
+    """A stream of a filter in observability_mode: nobody waits for answers."""
+
+    def __init__(self, channel, name=None, **kw):
+        super().__init__(channel, **kw)
+        self.say(request_headers=pb.Headers(headers=header_map({":method": "POST", ":path": "/v1/completions", **({"x-request-id": name} if name is not None else {})})))
+
+    def say(self, **parts):
+        super().say(observability_mode=True, **parts)
+
+
 def set_by(answer):
     return {h.header.key.decode(): h.header.raw_value.decode() for h in answer.response.header_mutation.set_headers}
 

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("grpc", reason="python3-grpcio is not installed")
 import grpc  # noqa: E402
 from conftest import BINARY, SLOW, Mock, free_ports, stays, wait_for  # noqa: E402
-from picker_parts import BUFFERED, DESTINATION, DUPLEX, NONE, PARTIAL, STREAMED, Picker, Talk, built, channel_to, pb, set_by  # noqa: E402
+from picker_parts import BUFFERED, DESTINATION, DUPLEX, NONE, PARTIAL, STREAMED, Observing, Picker, Talk, built, channel_to, pb, set_by  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not built(), reason="built without nghttp2 or protobuf-c")
 EVENT = b'data: {"id":"a","choices":[{"text":"x"}]}\n\n'
@@ -114,21 +114,42 @@ def test_a_client_that_leaves_gives_its_booking_back(start, talk, stage):
 SEED, PICKS = int(os.environ.get("KVR_SEED", "1")), int(os.environ.get("KVR_PICKS", "240"))
 
 
-def play(t, rng):
-    """One request, up to a moment of its life at which its client, or the gateway, goes."""
-    modes = rng.choice(((BUFFERED, STREAMED), (BUFFERED, NONE), (DUPLEX, DUPLEX), (DUPLEX, NONE), (NONE, STREAMED)))
-    prompt = [rng.randrange(9)] * 16 * rng.randrange(1, 9)
-    steps = [lambda: t.head(modes=modes, end=modes[0] == NONE), lambda: t.body(json.dumps({"prompt": prompt, "model": "mock"}).encode()) if modes[0] else None,
-             lambda: wait_for("decision", lambda: DESTINATION in t.decision()), lambda: t.response(status=rng.choice((200, 200, 200, 500, 503)), content_type="text/event-stream"),
-             lambda: [t.response_body(EVENT) for _ in range(3)] if modes[1] else None, lambda: t.response_body(b"data: [DONE]\n\n", end=True) if modes[1] else None]
-    for step in steps[:rng.randrange(1, len(steps) + 1)]:
-        step()
+def end_anyhow(t, rng):
     if rng.random() < 0.5:
         t.close()
         for _ in t.call:
             pass
     else:
         t.call.cancel()
+
+
+def mixed(rng, a, b):
+    """Both, each in its order."""
+    out, a, b = [], a[::-1], b[::-1]
+    while a or b:
+        out.append((a if not b or a and rng.random() < 0.5 else b).pop())
+    return out
+
+
+def play(t, rng, observing):
+    """One request, up to a moment of its life at which its client, or the gateway, goes. `observing`: makes a stream that observes."""
+    modes = rng.choice(((BUFFERED, STREAMED), (BUFFERED, NONE), (DUPLEX, DUPLEX), (DUPLEX, NONE), (NONE, STREAMED)))
+    prompt = [rng.randrange(9)] * 16 * rng.randrange(1, 9)
+    name = f"r{rng.randrange(40)}"  # some have one at a time that others have too
+    status = rng.choice((200, 200, 200, 500, 503))
+    steps = [lambda: t.head(modes=modes, end=modes[0] == NONE, x_request_id=name),
+             lambda: t.body(json.dumps({"prompt": prompt, "model": "mock"}).encode()) if modes[0] else None,
+             lambda: wait_for("decision", lambda: DESTINATION in t.decision()), lambda: t.response(status=status, content_type="text/event-stream"),
+             lambda: [t.response_body(EVENT) for _ in range(3)] if modes[1] else None, lambda: t.response_body(b"data: [DONE]\n\n", end=True) if modes[1] else None,
+             lambda: end_anyhow(t, rng)]
+    steps = steps[:rng.randrange(1, len(steps))] + steps[-1:]
+    if rng.random() < 0.5:
+        made = []
+        others = [lambda: made.append(observing(name)), lambda: made[0].response(status=status, content_type="text/event-stream"),
+                  *[lambda: made[0].response_body(EVENT)] * rng.randrange(40), lambda: made[0].response_body(b"data: [DONE]\n\n", end=True)]
+        steps = mixed(rng, steps, others[:rng.randrange(1, len(others) + 1)] + [lambda: end_anyhow(made[0], rng)])
+    for step in steps:
+        step()
 
 
 def test_many_at_once_that_end_anyhow_leave_nothing_booked(start):
@@ -139,11 +160,11 @@ def test_many_at_once_that_end_anyhow_leave_nothing_booked(start):
     def client(n):
         rng = random.Random(f"{SEED} {n}")
         for _ in range(PICKS // 12):
-            with channel_to(p.grpc) as c:
+            with channel_to(p.grpc) as c, channel_to(p.grpc) as other:
                 for _ in range(4 if PICKS > 1000 else 1):
                     t = Talk(c)
                     try:
-                        play(t, rng)
+                        play(t, rng, lambda name: Observing(rng.choice((c, other)), name))
                     except grpc.RpcError as e:
                         if e.code() != grpc.StatusCode.CANCELLED:
                             failed.append(e)
@@ -330,6 +351,209 @@ def test_a_response_that_is_not_shown_ends_with_the_stream_or_by_its_time(start,
     assert p.metric("grpc_streams", port="ext_proc") == 0
     wait_for("free", lambda: p.booked() == 0)
     assert p.metric("ext_proc_unseen_total") == 1
+
+
+# ---- a second stream that observes ------------------------------------------------------------------------------------------
+
+USAGE = b'data: {"id":"a","choices":[],"usage":{"prompt_tokens":64,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":0}}}\n\n'
+
+
+@pytest.fixture
+def observe():
+    """A stream that observes, on a connection of its own, which may be of any loop."""
+    made = []
+
+    def to(picker, name=None):
+        made.append(channel_to(picker.grpc))
+        return Observing(made[-1], name)
+    yield to
+    for channel in made:
+        channel.close()
+
+
+def respond(t, **kw):
+    t.response(content_type="text/event-stream", **kw)
+
+
+def observed_whole(o):
+    """What is left of a response that has begun."""
+    o.response_body(EVENT)
+    o.response_body(USAGE)
+    o.response_body(b"data: [DONE]\n\n", end=True)
+    ended(o)
+
+
+@pytest.mark.parametrize("first", ["observer", "asking"])
+@pytest.mark.parametrize("request_body", [BUFFERED, DUPLEX])
+def test_the_end_and_the_usage_are_heard_of_a_stream_that_observes(start, talk, observe, request_body, first):
+    """Eight of them: some have both streams on one loop, some not."""
+    p = start(Picker, [start(Mock)], "--threads", 3, "--ext-proc-unseen-secs", 300)
+    for i in range(8):
+        o = observe(p, f"r{i}") if first == "observer" else None
+        t = talk(p)
+        ask(t, modes=(request_body, NONE), x_request_id=f"r{i}")
+        o = o or observe(p, f"r{i}")
+        if first == "observer":
+            respond(t)
+            t.heard() if request_body == BUFFERED else [t.heard(), t.heard()]
+            respond(o)
+        else:  # the filter that observes hears of the response first
+            respond(o)
+            wait_for("observed", lambda: p.metric("ext_proc_observed_total") == i + 1)
+            respond(t)
+            t.heard() if request_body == BUFFERED else [t.heard(), t.heard()]
+        wait_for("observed", lambda: p.metric("ext_proc_observed_total") == i + 1)
+        assert p.get("/loads")[0]["active_prefill_tokens"] > 0
+        t.close()
+        ended(t)
+        stays("booked", lambda: p.booked() == 1, 0.1)
+        o.response_body(EVENT)
+        wait_for("computed", lambda: p.get("/loads")[0]["active_prefill_tokens"] == 0)
+        assert p.booked() == 1
+        observed_whole(o)
+        wait_for("free", lambda: p.booked() == 0)
+        assert p.metric("usage_answers_total") == i + 1 and p.metric("requests_active") == 0
+    assert p.metric("ext_proc_unseen_total") == 0 and p.metric("client_gone_total") == 0
+
+
+def test_the_asking_stream_that_ends_last_finds_nothing_to_end(start, talk, observe):
+    p = start(Picker, [start(Mock)], "--threads", 3)
+    for i in range(4):
+        t, o = talk(p), observe(p, f"r{i}")
+        ask(t, modes=(BUFFERED, NONE), x_request_id=f"r{i}")
+        respond(t)
+        t.heard()
+        respond(o)
+        observed_whole(o)
+        wait_for("free", lambda: p.booked() == 0)
+        t.close()
+        ended(t)
+    assert p.metric("usage_answers_total") == 4 and p.metric("requests_active") == 0
+    wait_for("no stream", lambda: p.metric("grpc_streams", port="ext_proc") == 0)
+
+
+def test_a_lease_ends_no_response_that_is_observed(start, talk, observe):
+    p = start(Picker, [start(Mock)], "--ext-proc-unseen-secs", 0.3)
+    t = talk(p)
+    ask(t, modes=(DUPLEX, NONE), x_request_id="r")
+    respond(t)
+    o = observe(p, "r")
+    respond(o)
+    wait_for("observed", lambda: p.metric("ext_proc_observed_total") == 1)
+    t.close()
+    stays("booked", lambda: p.booked() == 1, 1)
+    observed_whole(o)
+    wait_for("free", lambda: p.booked() == 0)
+    assert p.metric("ext_proc_unseen_total") == 0
+
+
+@pytest.mark.parametrize("request_body", [BUFFERED, DUPLEX])
+def test_a_client_that_leaves_in_the_middle_is_heard_of_the_stream_that_observes(start, talk, observe, request_body):
+    p = start(Picker, [start(Mock)], "--ext-proc-unseen-secs", 300)
+    t, o = talk(p), observe(p, "r")
+    ask(t, modes=(request_body, NONE), x_request_id="r")
+    respond(t)
+    respond(o)
+    o.response_body(EVENT)
+    wait_for("computed", lambda: p.get("/loads")[0]["active_prefill_tokens"] == 0)
+    t.close()
+    stays("booked", lambda: p.booked() == 1, 0.2)
+    o.call.cancel()
+    wait_for("free", lambda: p.booked() == 0)
+    assert p.metric("client_gone_total") == 1 and p.metric("ext_proc_unseen_total") == 0
+
+
+def test_a_client_that_leaves_before_its_response_is_waited_for_by_nobody(start, talk, observe):
+    p = start(Picker, [start(Mock)], "--ext-proc-unseen-secs", 300)
+    t, o = talk(p), observe(p, "r")
+    ask(t, modes=(BUFFERED, NONE), x_request_id="r")
+    t.call.cancel()
+    wait_for("free", lambda: p.booked() == 0)
+    assert p.metric("client_gone_total") == 1
+    o.close()
+    ended(o)
+
+
+def test_a_stream_that_observes_and_ends_early_leaves_the_end_to_the_asking_one(start, talk, observe):
+    p = start(Picker, [start(Mock)], "--ext-proc-unseen-secs", 0.5)
+    for request_body, unseen in (BUFFERED, 0), (DUPLEX, 1):
+        t, o = talk(p), observe(p, "r")
+        ask(t, modes=(request_body, NONE), x_request_id="r")
+        o.close()
+        ended(o)
+        respond(t)
+        t.heard() if request_body == BUFFERED else [t.heard(), t.heard()]
+        assert p.booked() == 1
+        t.close()
+        wait_for("free", lambda: p.booked() == 0)
+        assert p.metric("ext_proc_unseen_total") == unseen
+
+
+@pytest.mark.parametrize("name", [None, "", "nobody", "x" * 128, "x" * 100000, "r\0", "r r", "\xff"])
+def test_a_stream_that_observes_a_request_of_nobody_is_told_to_end(start, talk, observe, name):
+    p = start(Picker, [start(Mock)])
+    t = talk(p)
+    ask(t, modes=(BUFFERED, NONE), x_request_id="r")
+    o = observe(p, name)
+    respond(o)
+    o.response_body(USAGE, end=True)
+    ended(o)
+    assert p.booked() == 1 and p.metric("ext_proc_observers_unknown_total") == 1 and p.metric("ext_proc_observed_total") == 0
+    respond(t)
+    t.heard()
+    t.close()
+    wait_for("free", lambda: p.booked() == 0)
+    assert p.metric("usage_answers_total") == 0
+
+
+def test_a_request_whose_response_is_shown_is_not_observed(start, talk, observe):
+    p = start(Picker, [start(Mock)])
+    t, o = talk(p), observe(p, "r")
+    ask(t, modes=(BUFFERED, STREAMED), x_request_id="r")
+    respond(o)
+    ended(o)
+    respond(t)
+    t.heard()
+    for piece in EVENT, USAGE:
+        t.response_body(piece)
+        t.heard()
+    t.response_body(b"data: [DONE]\n\n", end=True)
+    t.heard()
+    assert p.booked() == 0 and p.metric("usage_answers_total") == 1 and p.metric("ext_proc_observers_unknown_total") == 1
+
+
+def test_a_second_stream_that_observes_a_request_is_refused_and_counted(start, talk, observe):
+    p = start(Picker, [start(Mock)], "--threads", 3)
+    t, o = talk(p), observe(p, "r")
+    ask(t, modes=(BUFFERED, NONE), x_request_id="r")
+    respond(t)
+    t.heard()
+    respond(o)
+    wait_for("observed", lambda: p.metric("ext_proc_observed_total") == 1)
+    second = observe(p, "r")
+    respond(second)
+    second.response_body(USAGE, end=True)
+    ended(second)
+    assert p.metric("ext_proc_observers_refused_total") == 1 and p.booked() == 1
+    observed_whole(o)
+    wait_for("free", lambda: p.booked() == 0)
+    assert p.metric("usage_answers_total") == 1
+
+
+def test_two_requests_of_one_id_are_not_taken_for_each_other(start, talk, observe):
+    p = start(Picker, [start(Mock)], "--threads", 3)
+    first, second, o = talk(p), talk(p), observe(p, "r")
+    for t in first, second:
+        ask(t, modes=(BUFFERED, NONE), x_request_id="r")
+    respond(o)
+    ended(o)
+    assert p.metric("ext_proc_observers_refused_total") == 2 and p.booked() == 2
+    for left, t in (1, second), (0, first):
+        respond(t)
+        t.heard()
+        t.close()
+        wait_for("one less", lambda: p.booked() == left)
+    assert p.metric("usage_answers_total") == 0
 
 
 def test_a_response_from_elsewhere_moves_the_booking_and_blames_nobody(start, talk):
