@@ -447,6 +447,45 @@ def test_a_lease_ends_no_response_that_is_observed(start, talk, observe):
     assert p.metric("ext_proc_unseen_total") == 0
 
 
+def test_a_stream_that_observes_and_comes_late_stops_the_lease(start, talk, observe):
+    """As on a connection that is behind. It may have come too late: then another one is tried."""
+    p = start(Picker, [start(Mock)], "--threads", 3, "--ext-proc-unseen-secs", 1)
+    for i in range(20):
+        t = talk(p)
+        ask(t, modes=(DUPLEX, NONE), x_request_id=f"r{i}")
+        respond(t)
+        t.heard(), t.heard()
+        t.close()
+        ended(t)
+        o = observe(p, f"r{i}")
+        respond(o)
+        wait_for("told", lambda: p.metric("ext_proc_observed_total") + p.metric("ext_proc_observers_unknown_total") == i + 1)
+        if p.metric("ext_proc_unseen_total") == i:
+            break
+    stays("booked", lambda: p.booked() == 1, 1.5)
+    observed_whole(o)
+    wait_for("free", lambda: p.booked() == 0)
+    assert p.metric("ext_proc_unseen_total") == i and p.metric("usage_answers_total") == 1
+
+
+def test_a_router_that_ends_waits_for_the_stream_that_observes(start, talk, observe):
+    p = start(Picker, [start(Mock)], "--threads", 3, "--ext-proc-unseen-secs", 300)
+    t, o = talk(p), observe(p, "r")
+    ask(t, modes=(DUPLEX, NONE), x_request_id="r")
+    respond(t)
+    respond(o)
+    wait_for("observed", lambda: p.metric("ext_proc_observed_total") == 1)
+    t.close()
+    p.p.terminate()
+    for _ in range(3):
+        o.response_body(EVENT)
+    wait_for("it drains", lambda: "draining" in p.text())
+    stays("running", lambda: p.p.poll() is None, 0.3)
+    observed_whole(o)
+    p.p.wait(30 * SLOW)
+    assert p.p.returncode == 0 and "0 cut off" in p.text()
+
+
 @pytest.mark.parametrize("request_body", [BUFFERED, DUPLEX])
 def test_a_client_that_leaves_in_the_middle_is_heard_of_the_stream_that_observes(start, talk, observe, request_body):
     p = start(Picker, [start(Mock)], "--ext-proc-unseen-secs", 300)

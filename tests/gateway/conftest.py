@@ -64,9 +64,11 @@ def route(conf):
 
 
 def at(conf, name, ports):
-    """Gives a cluster these addresses."""
-    cluster(conf, name)["load_assignment"]["endpoints"] = [{"lb_endpoints": [
-        {"endpoint": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": p}}}} for p in ports]}]
+    """Gives a cluster these addresses: each to a group, where it has so many."""
+    assignment = cluster(conf, name)["load_assignment"]
+    hosts = [{"endpoint": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": p}}}} for p in ports]
+    groups = assignment["endpoints"]
+    assignment["endpoints"] = [{**g, "lb_endpoints": [h]} for g, h in zip(groups, hosts)] if len(groups) == len(hosts) else [{"lb_endpoints": hosts}]
 
 
 def known_workers(conf):
@@ -303,11 +305,11 @@ def mode(request):
 @pytest.fixture
 def gateway(start):
     """gateway(mode, workers, option...) starts a picker and an Envoy. Returns: both. With pickers=2: Envoy and the list of pickers."""
-    def make(mode, workers, *options, pickers=1, edits=(), listed=None, **kw):
+    def make(mode, workers, *options, pickers=1, edits=(), listed=None, concurrency=1, **kw):
         # as the file has it: TLS where it says so
         tls = TLS if "transport_socket" in cluster(configuration(mode), "kvroute") else None
         ps = [start(Picker, workers, *options, tls=tls, **kw) for _ in range(pickers)]
-        e = start(Envoy, mode, ps, workers if listed is None else listed, edits)
+        e = start(Envoy, mode, ps, workers if listed is None else listed, edits, concurrency)
         return e, ps[0] if pickers == 1 else ps
     return make
 
@@ -316,8 +318,8 @@ def gateway(start):
 def sink():
     made = []
 
-    def make():
-        made.append(Sink())
+    def make(cls=Sink):
+        made.append(cls())
         return made[-1]
     yield make
     for s in made:
