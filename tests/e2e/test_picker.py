@@ -432,6 +432,19 @@ def test_the_asking_stream_that_ends_last_finds_nothing_to_end(start, talk, obse
     wait_for("no stream", lambda: p.metric("grpc_streams", port="ext_proc") == 0)
 
 
+def test_headers_that_both_streams_tell_are_heard_once(start, talk, observe):
+    p = start(Picker, [start(Mock)])
+    for i in range(2):
+        t, o = talk(p), observe(p, f"r{i}")
+        ask(t, modes=(BUFFERED, NONE), x_request_id=f"r{i}")
+        for stream in (t, o) if i else (o, t):
+            respond(stream, address="10.0.0.1:80")
+        t.heard()
+        wait_for("observed", lambda: p.metric("ext_proc_observed_total") == i + 1)
+        assert p.metric("ext_proc_served_elsewhere_total") == i + 1 and p.booked() == 0
+        observed_whole(o)
+
+
 def test_a_lease_ends_no_response_that_is_observed(start, talk, observe):
     p = start(Picker, [start(Mock)], "--ext-proc-unseen-secs", 0.3)
     t = talk(p)
@@ -513,19 +526,25 @@ def test_a_client_that_leaves_before_its_response_is_waited_for_by_nobody(start,
     ended(o)
 
 
-def test_a_stream_that_observes_and_ends_early_leaves_the_end_to_the_asking_one(start, talk, observe):
+@pytest.mark.parametrize("early", [True, False])
+def test_a_stream_that_observes_and_tells_nothing_leaves_the_end_to_the_asking_one(start, talk, observe, early):
     p = start(Picker, [start(Mock)], "--ext-proc-unseen-secs", 0.5)
-    for request_body, unseen in (BUFFERED, 0), (DUPLEX, 1):
-        t, o = talk(p), observe(p, "r")
-        ask(t, modes=(request_body, NONE), x_request_id="r")
-        o.close()
-        ended(o)
+    for i, (request_body, unseen) in enumerate(((BUFFERED, 0), (DUPLEX, 1))):
+        t, o = talk(p), observe(p, f"r{i}")
+        ask(t, modes=(request_body, NONE), x_request_id=f"r{i}")
+        if early:
+            o.close()
+            ended(o)
         respond(t)
         t.heard() if request_body == BUFFERED else [t.heard(), t.heard()]
         assert p.booked() == 1
         t.close()
+        if not early:
+            ended(t)
+            stays("booked", lambda: p.booked() == 1, 0.2)
+            o.close()
         wait_for("free", lambda: p.booked() == 0)
-        assert p.metric("ext_proc_unseen_total") == unseen
+        assert p.metric("ext_proc_unseen_total") == unseen and p.metric("client_gone_total") == 0
 
 
 @pytest.mark.parametrize("name", [None, "", "nobody", "x" * 128, "x" * 100000, "r\0", "r r", "\xff"])

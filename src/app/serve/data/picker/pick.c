@@ -405,7 +405,6 @@ void pick_hear(struct pick *p, const struct kvr_ext_proc_message *m)
     if (m->kind == KVR_EXT_PROC_RESPONSE_HEADERS) hear_response(p, m);
     else if (m->kind == KVR_EXT_PROC_RESPONSE_BODY && p->unseen) hear_body(p, m);
     else if (m->kind == KVR_EXT_PROC_RESPONSE_TRAILERS) hear_end(p, true);
-    if (!p->attempt && !p->call.stream) pick_free(p);
 }
 
 static void take_response(struct pick *p, const struct kvr_ext_proc_message *m)

@@ -66,7 +66,7 @@ struct pick {
 
 void picks_end(struct picker *p); /* those that are left when the port has closed */
 
-/* What a stream that observes has heard of the response, and that it is gone. Each may be the end of the pick. */
+/* What a stream that observes tells of the response; and that it is gone, with which the pick may end. */
 void pick_hear(struct pick *p, const struct kvr_ext_proc_message *m);
 void pick_hear_over(struct pick *p);
 

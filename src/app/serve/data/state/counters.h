@@ -50,7 +50,7 @@
     X(ext_proc_unseen_total, "Bookings ended by --ext-proc-unseen-secs, as the gateway does not tell when responses end")                  \
     X(ext_proc_observed_total, "Responses of which a second stream told, that observes")                                                   \
     X(ext_proc_observers_unknown_total, "Streams that observe and name no request whose response may be observed")                         \
-    X(ext_proc_observers_refused_total, "Streams that observe a request with an observer already, or one of two requests with the same id")\
+    X(ext_proc_observers_refused_total, "Streams that observe a request with an observer already, or with the id of another one")          \
     X(ext_proc_observers_full_total, "Responses that could not be observed, or no longer, for want of memory or room")                     \
     X(overload_rejections_total, "Requests refused because every eligible worker was overloaded")
 
