@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Two streams of one request meet by its id, on one loop or on two: whoever comes first, and whoever ends first. pick_hear and
- * pick_hear_over, which this hands its picks to, are here. */
+/* Two streams of one request meet by its id, on one loop or on two: whoever comes first, and whoever ends first. */
 #include "test.h"
 
 #include <pthread.h>
@@ -55,13 +54,6 @@ static uint64_t counted(_Atomic uint64_t *of)
 /* ---- a pick, as far as it is needed -------------------------------------------------------------------- */
 
 /* What it hears is in the other members: `pool` of the observer that speaks, `held` how much, `is_told` that it was the last word. */
-static void ask(struct pick *p, struct place *on, const char *id)
-{
-    memset(p, 0, sizeof *p);
-    p->call.picker = &on->picker;
-    p->observed = observed_ask(&on->picker, p, id);
-}
-
 static void leave(struct pick *p)
 {
     observed_leave(p->call.picker, p->observed);
@@ -69,7 +61,7 @@ static void leave(struct pick *p)
 }
 
 /* A piece has its number of those that its observer has said, from 1 on. */
-void pick_hear(struct pick *p, const struct kvr_ext_proc_message *m)
+static void hear(struct pick *p, const struct kvr_ext_proc_message *m)
 {
     KVR_ASSERT(!p->is_told);
     KVR_ASSERT(p->observed);
@@ -78,11 +70,20 @@ void pick_hear(struct pick *p, const struct kvr_ext_proc_message *m)
     KVR_ASSERT(m->body.ptr[0] == (char)p->held);
 }
 
-void pick_hear_over(struct pick *p)
+static void hear_over(struct pick *p)
 {
     KVR_ASSERT(!p->is_told);
     p->is_told = true;
     leave(p);
+}
+
+static const struct observed_ear ear = {hear, hear_over};
+
+static void ask(struct pick *p, struct place *on, const char *id)
+{
+    memset(p, 0, sizeof *p);
+    p->call.picker = &on->picker;
+    p->observed = observed_ask(&on->picker, p, &ear, id);
 }
 
 /* ---- an observer --------------------------------------------------------------------------------------- */

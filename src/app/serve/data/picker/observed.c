@@ -5,7 +5,6 @@
 #include <string.h>
 #include <kvroute/hash.h>
 
-#include "app/serve/data/picker/pick.h"
 #include "app/serve/data/state/room.h"
 #include "base/lru.h"
 
@@ -29,6 +28,7 @@ struct observed {
     bool asked, has_observer, has_twin; /* with the entry: under the table's lock */
     struct loop *loop;                  /* of its pick: constant once it is asked for */
     struct pick *pick;                  /* that loop's; NULL: it has ended */
+    const struct observed_ear *ear;     /* of the pick: as the loop */
     struct mail over;
     char id[];
 };
@@ -77,7 +77,7 @@ static struct observed *find_or_add(struct observed_table *t, const char *id)
 
 /* ---- the pick's loop --------------------------------------------------------------------------------- */
 
-struct observed *observed_ask(struct picker *p, struct pick *of, const char *id)
+struct observed *observed_ask(struct picker *p, struct pick *of, const struct observed_ear *ear, const char *id)
 {
     kvr_lock(&p->observed->lock);
     struct observed *o = find_or_add(p->observed, id);
@@ -88,6 +88,7 @@ struct observed *observed_ask(struct picker *p, struct pick *of, const char *id)
         o->asked = true;
         o->loop = p->loop;
         o->pick = of;
+        o->ear = ear;
     }
     kvr_unlock(&p->observed->lock);
     if (o && !has_twin) return o;
@@ -118,7 +119,7 @@ void observed_leave(struct picker *p, struct observed *o)
 
 static void hear_over(struct observed *o)
 {
-    if (o->pick) pick_hear_over(o->pick);
+    if (o->pick) o->ear->over(o->pick);
     KVR_ASSERT(!o->pick);
     free(o);
 }
@@ -127,7 +128,7 @@ static void hear(const struct observed *o, const uint8_t *data, size_t len)
 {
     struct kvr_ext_proc_message m;
     if (!o->pick || kvr_ext_proc_read(data, len, &m)) return;
-    pick_hear(o->pick, &m);
+    o->ear->hear(o->pick, &m);
     kvr_ext_proc_free(&m);
 }
 
@@ -199,7 +200,7 @@ static bool post(struct mail *m)
 bool observed_tell(struct picker *p, struct observed *o, const struct kvr_ext_proc_message *m, const uint8_t *data, size_t len)
 {
     if (o->loop == p->loop) {
-        if (o->pick) pick_hear(o->pick, m);
+        if (o->pick) o->ear->hear(o->pick, m);
         return true;
     }
     struct mail *copy = malloc(sizeof *copy + len);

@@ -45,12 +45,19 @@ enum { OBSERVED_MAX = 1 << 17, OBSERVED_MAIL_MAX = 16 << 20 };
 struct observed;
 struct observed_table;
 
+/* What a pick does with what is told of its response. */
+struct observed_ear {
+    void (*hear)(struct pick *p, const struct kvr_ext_proc_message *m); /* of the response */
+    void (*over)(struct pick *p);                                       /* the last word: leaves, with all that it needs of it */
+};
+
 /* Each picker holds it. Before loops run, and after. `t` NULL: a new one. Returns: NULL: no memory. */
 struct observed_table *observed_hold(struct observed_table *t);
 void observed_let_go(struct observed_table *t); /* NULL is fine */
 
 /* Of the pick's loop. */
-struct observed *observed_ask(struct picker *p, struct pick *of, const char *id); /* NULL: counted; it cannot be observed */
+/* NULL: counted; it cannot be observed. */
+struct observed *observed_ask(struct picker *p, struct pick *of, const struct observed_ear *ear, const char *id);
 /* There is an observer, and its last word is to come. `o` NULL: no. */
 bool observed_has_observer(const struct picker *p, const struct observed *o);
 void observed_leave(struct picker *p, struct observed *o); /* the pick ends, or wants to hear no more; NULL is fine */

@@ -75,6 +75,8 @@ static bool hands_body_back(const struct pick *p)
     return p->has_body && p->modes.request_body == KVR_EXT_PROC_FULL_DUPLEX_STREAMED;
 }
 
+static const struct observed_ear ear;
+
 /* ---- the decision ------------------------------------------------------------------------------------ */
 
 static void decided(void *ctx, struct attempt *a)
@@ -95,7 +97,7 @@ static void decided(void *ctx, struct attempt *a)
     answer_put_decision(a->request, &p->told);
     COUNT_OF(p, ext_proc_decisions_total);
     if (p->modes.response_body == KVR_EXT_PROC_NONE && !p->asks_to_see && !p->leaves)
-        p->observed = observed_ask(p->call.picker, p, a->request->id);
+        p->observed = observed_ask(p->call.picker, p, &ear, a->request->id);
     pick_say_decision(p, a);
     answer_commit(a->request);
     release(p);
@@ -398,7 +400,7 @@ static void hear_body(struct pick *p, const struct kvr_ext_proc_message *m)
     if (m->end_of_stream) hear_end(p, true);
 }
 
-void pick_hear(struct pick *p, const struct kvr_ext_proc_message *m)
+static void hear_observer(struct pick *p, const struct kvr_ext_proc_message *m)
 {
     p->is_told = true;
     uv_timer_stop(&p->lease);
@@ -515,7 +517,7 @@ static void gone(struct call *c)
 }
 
 /* One that has told of the response and not of its end has seen it broken off, or its client leave. */
-void pick_hear_over(struct pick *p)
+static void hear_observer_over(struct pick *p)
 {
     observed_leave(p->call.picker, p->observed);
     p->observed = NULL;
@@ -524,6 +526,7 @@ void pick_hear_over(struct pick *p)
     else wait_or_end(p);
 }
 
+static const struct observed_ear ear = {hear_observer, hear_observer_over};
 static const struct call_service service = {message, half_closed, gone};
 
 struct call *pick_new(struct picker *all, struct kvr_grpc_stream *s)

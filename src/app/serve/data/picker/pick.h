@@ -66,10 +66,6 @@ struct pick {
 
 void picks_end(struct picker *p); /* those that are left when the port has closed */
 
-/* What a stream that observes tells of the response; and that it is gone, with which the pick may end. */
-void pick_hear(struct pick *p, const struct kvr_ext_proc_message *m);
-void pick_hear_over(struct pick *p);
-
 /* pick_answer.c: what is said to the gateway. */
 void pick_say(struct pick *p, struct kvr_buf *message);                                      /* empties it */
 void pick_go_on(struct pick *p, enum kvr_ext_proc_kind kind);                                /* nothing changes */
