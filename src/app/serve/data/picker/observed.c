@@ -91,10 +91,8 @@ struct observed *observed_ask(struct picker *p, struct pick *of, const struct ob
         o->ear = ear;
     }
     kvr_unlock(&p->observed->lock);
-    if (o && !has_twin) return o;
-    if (has_twin) COUNT_OF(p, ext_proc_observers_refused_total);
-    else COUNT_OF(p, ext_proc_observers_full_total);
-    return NULL;
+    if (!o) COUNT_OF(p, ext_proc_observers_full_total);
+    return has_twin ? NULL : o;
 }
 
 bool observed_has_observer(const struct picker *p, const struct observed *o)

@@ -17,8 +17,7 @@
  * a response comes behind its decision. Ids are those that the router takes for a request's own (ID_MAX, visible characters).
  *
  * Threads. The two streams may be on two loops, and a booking is touched by its own loop alone. So there is
- *   - the table, one for the process, under its lock: ids, and who is asked for, is observed, or has a twin. Nothing else is locked
- * meanwhile;
+ *   - the table, one for the process, under its lock: ids, and who is asked for, observed, or has a twin. No other lock is taken in it;
  *   - the pick of a response: read and written on the loop of the pick alone;
  *   - mail: an observer of another loop copies what it has heard, and puts it behind the mail of that loop (its lock: MAIL).
  * A response gets its second side while it is in the table, under the lock. A pick that ends takes it out of the table under the lock, and
@@ -56,13 +55,15 @@ struct observed_table *observed_hold(struct observed_table *t);
 void observed_let_go(struct observed_table *t); /* NULL is fine */
 
 /* Of the pick's loop. */
-/* NULL: counted; it cannot be observed. */
+
+/* NULL: it cannot be observed: another request has the id, or there is no room, which is counted. */
 struct observed *observed_ask(struct picker *p, struct pick *of, const struct observed_ear *ear, const char *id);
 /* There is an observer, and its last word is to come. `o` NULL: no. */
 bool observed_has_observer(const struct picker *p, const struct observed *o);
 void observed_leave(struct picker *p, struct observed *o); /* the pick ends, or wants to hear no more; NULL is fine */
 
 /* Of the observer's loop. */
+
 struct observed *observed_come(struct picker *p, struct kvr_ext_proc_text id); /* NULL: counted; it is refused, or no id */
 /* The response begins. Returns: false: counted; it is nobody's, or not known whose. */
 bool observed_begin(struct picker *p, const struct observed *o);
