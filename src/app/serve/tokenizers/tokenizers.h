@@ -40,8 +40,9 @@ bool tokenizers_check_due(struct tokenizers *t, const struct kvr_tokenizer *toke
 void tokenizers_doubted(struct tokenizers *t, const char *model); /* workers_hooks.tokens_doubted */
 void tokenizers_reload(struct tokenizers *t, const char *dir);    /* those whose folder it is; NULL: all */
 void tokenizers_tick(struct tokenizers *t);                       /* every 0.1 s */
-void tokenizers_stop(struct tokenizers *t);    /* no question is under way any more, and no thread that has one; before the main loop's client closes */
-void tokenizers_destroy(struct tokenizers *t); /* no other thread is left */
+void tokenizers_stop(
+    struct tokenizers *t); /* no question is under way any more, and no thread that has one; before the main loop's client closes */
+void tokenizers_destroy(struct tokenizers *t);                    /* no other thread is left */
 void tokenizers_write(struct tokenizers *t, struct kvr_buf *out); /* JSON: a list of objects */
 void tokenizers_metrics(struct tokenizers *t, struct kvr_prom_page *out);
 

@@ -7,7 +7,7 @@
  *     gateway --gRPC--> picker.c --> pick.c: the request, as if it had come by the data port
  *                          |             \--> request/: the same phases --> carrier.h: the decision --> the gateway
  *                          |------> observer.c: responses that a second stream tells of (observed.h)
-                          '------> health.c
+ *                          '------> health.c
  *
  * Threads: the loop's, but picker_metrics.
  */
