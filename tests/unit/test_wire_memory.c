@@ -115,7 +115,7 @@ static int read_prompt(void)
     struct kvr_openai_request r;
     struct kvr_buf text = {0};
     const char *why = "";
-    int rc = kvr_openai_parse(parser, body, sizeof body - 1, &r, &why);
+    int rc = kvr_openai_parse(parser, body, sizeof body - 1, KVR_JSON_ALL, &r, &why);
     if (rc) return rc;
     assert_true(kvr_openai_prompt_text(&r, &text));
     rc = text.failed ? -KVR_ENOMEM : 0;
@@ -133,7 +133,7 @@ static int read_a_chat_with_images(void)
     struct kvr_mm_infos m = {0};
     struct kvr_buf plain = {0}, spliced = {0};
     char why[160];
-    int rc = kvr_json_parse(parser, body, sizeof body - 1, &root, NULL);
+    int rc = kvr_json_parse(parser, body, sizeof body - 1, KVR_JSON_ALL, &root, NULL);
     if (rc == 0) rc = kvr_mm_infos_read(root, 2, &m, why, sizeof why);
     if (rc == 0) {
         assert_true(m.n == 2 && m.blocks[1].count == 1 && kvr_mm_parts_any(root));
