@@ -119,10 +119,14 @@ struct kvr_http_shared {
     struct kvr_addresses *addresses;  /* NULL: connections are not counted by address */
     struct kvr_addresses *unfinished; /* bytes of bodies that are not whole, by their payers' numbers; one that goes beyond is refused with
                                        * 429. NULL: they are not counted */
-    _Atomic uint64_t addresses_refused, bodies_held, bodies_refused, bodies_over_share, write_timeouts, answers_broken, accept_failures,
-        evicted, delayed, handshakes, handshakes_failed;
+    _Atomic uint64_t addresses_refused, bodies_held, bodies_spare, bodies_refused, bodies_over_share, write_timeouts, answers_broken,
+        accept_failures, evicted, delayed, handshakes, handshakes_failed;
     _Atomic uint64_t last_answers, cut_off; /* since kvr_http_server_lame: answers that ended; those that kvr_http_server_close broke off */
 };
+
+/* The thread keeps memory of large bodies that are over for those that come, up to so many bytes (net/http/spares.c). 0: no more; what it
+ * has is given back. Before a thread that has kept some ends. */
+void kvr_http_spares_keep(size_t bytes_max);
 
 struct kvr_http_port {
     const char *name; /* a label in the metrics */
