@@ -100,12 +100,72 @@ static inline __attribute__((always_inline)) const char *ids_with(const char *p,
     }
 }
 
-static const char *ids_portable(const char *p, const char *end, size_t *n)
+/* ---- ids, read ----------------------------------------------------------------------------------------- */
+
+/* Digits up to `end`, before which there are eight bytes. The last eight are summed in pairs, in fours, and then as one. */
+static inline uint32_t number_before(const char *end, size_t digits)
 {
-    return ids_with(p, end, n, masks_portable);
+    uint64_t v;
+    if (digits > 8) return number_before(end, 8) + (uint32_t)(end[-9] - '0') * 100000000;
+    memcpy(&v, end - 8, sizeof v);
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    v = __builtin_bswap64(v);
+#endif
+    v &= 0x0f0f0f0f0f0f0f0f & UINT64_MAX << (64 - 8 * digits); /* the first digit is in the lowest byte */
+    v = (v * 10 + (v >> 8)) & 0x00ff00ff00ff00ff;
+    v = (v * 100 + (v >> 16)) & 0x0000ffff0000ffff;
+    return (uint32_t)(v * 10000 + (v >> 32));
 }
 
-const struct kvr__json_ways kvr__json_portable = {ids_portable, plain_portable};
+static const char *read_one(const char *p, uint32_t *out)
+{
+    while (*p == ' ' || *p == ',') p++;
+    for (*out = 0; *p >= '0' && *p <= '9'; p++) *out = *out * 10 + (uint32_t)(*p - '0');
+    return p;
+}
+
+static inline unsigned next_bit(uint64_t *mask)
+{
+    unsigned at = (unsigned)__builtin_ctzll(*mask);
+    *mask &= *mask - 1;
+    return at;
+}
+
+/* Where numbers begin and end is known of a block before the first of them is read: none waits for the one before it. */
+static inline __attribute__((always_inline)) void read_with(const char *p, size_t n, uint32_t *out, struct masks (*masks_of)(const char *))
+{
+    uint64_t before = 0;
+    size_t i = 0;
+    const char *from = NULL;                    /* of a number that began in the block before */
+    for (; n - i > BLOCK / 2 + 1; p += BLOCK) { /* there are as many bytes: an id has two at least, with its comma */
+        uint64_t digits = masks_of(p).digits, after = behind(digits, before, 1), begin = digits & ~after, end = ~digits & after;
+        before = digits;
+        while (end) {
+            const char *at = p + next_bit(&end);
+            if (!from) from = p + next_bit(&begin);
+            out[i++] = number_before(at, (size_t)(at - from));
+            from = NULL;
+        }
+        if (begin) from = p + next_bit(&begin);
+    }
+    if (from) p = from;
+    for (; i < n; i++) p = read_one(p, &out[i]);
+}
+
+/* ---- ways -------------------------------------------------------------------------------------------- */
+
+#define WAYS(name, plain, attributes)                                                                                                      \
+    attributes static const char *ids_##name(const char *p, const char *end, size_t *n)                                                    \
+    {                                                                                                                                      \
+        return ids_with(p, end, n, masks_##name);                                                                                          \
+    }                                                                                                                                      \
+    attributes static void read_##name(const char *p, size_t n, uint32_t *out)                                                             \
+    {                                                                                                                                      \
+        read_with(p, n, out, masks_##name);                                                                                                \
+    }                                                                                                                                      \
+    static const struct kvr__json_ways ways_##name = {ids_##name, read_##name, plain};
+
+WAYS(portable, plain_portable, )
 
 #if defined(__SSE2__)
 #include <immintrin.h>
@@ -130,11 +190,6 @@ static inline __attribute__((always_inline)) struct masks masks_sse2(const char 
     return (struct masks){joined(digits), joined(zeros), joined(commas), joined(spaces)};
 }
 
-static const char *ids_sse2(const char *p, const char *end, size_t *n)
-{
-    return ids_with(p, end, n, masks_sse2);
-}
-
 static const char *plain_sse2(const char *p, const char *end, bool *ascii)
 {
     __m128i quote = _mm_set1_epi8('"'), slash = _mm_set1_epi8('\\'), control = _mm_set1_epi8(0x1f);
@@ -148,51 +203,51 @@ static const char *plain_sse2(const char *p, const char *end, bool *ascii)
     return plain_portable(p, end, ascii);
 }
 
-const struct kvr__json_ways kvr__json_fast = {ids_sse2, plain_sse2};
-#else
-const struct kvr__json_ways kvr__json_fast = {ids_portable, plain_portable};
-#endif
+WAYS(sse2, plain_sse2, )
 
-/* Eight bytes, of which the first n are digits. */
-static uint32_t number_of(const char *p, unsigned n)
+#define AVX2 __attribute__((target("avx2,bmi,popcnt")))
+
+AVX2 static inline uint64_t both(__m256i a, __m256i b)
 {
-    uint64_t v;
-    memcpy(&v, p, sizeof v);
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    v = __builtin_bswap64(v);
-#endif
-    v = (v & 0x0f0f0f0f0f0f0f0f) << (64 - 8 * n);
-    v = v * 10 + (v >> 8); /* pairs, in every other byte; then fours, then all */
-    v = ((v & 0x000000ff000000ff) * (100 + (1000000ull << 32)) + (v >> 16 & 0x000000ff000000ff) * (1 + (10000ull << 32))) >> 32;
-    return (uint32_t)v;
+    return (uint64_t)(unsigned)_mm256_movemask_epi8(a) | (uint64_t)(unsigned)_mm256_movemask_epi8(b) << 32;
 }
 
-/* Digits before the first other byte of eight; 8: there is none. */
-static unsigned digits_in(const char *p)
+AVX2 static inline struct masks masks_avx2(const char *p)
 {
-    uint64_t v;
-    memcpy(&v, p, sizeof v);
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    v = __builtin_bswap64(v);
+    __m256i a = _mm256_loadu_si256((const void *)p), b = _mm256_loadu_si256((const void *)(p + 32));
+    __m256i zero = _mm256_set1_epi8('0'), nine = _mm256_set1_epi8(9), comma = _mm256_set1_epi8(','), space = _mm256_set1_epi8(' ');
+    __m256i d = _mm256_sub_epi8(a, zero), e = _mm256_sub_epi8(b, zero);
+    return (struct masks){both(_mm256_cmpeq_epi8(_mm256_min_epu8(d, nine), d), _mm256_cmpeq_epi8(_mm256_min_epu8(e, nine), e)),
+                          both(_mm256_cmpeq_epi8(a, zero), _mm256_cmpeq_epi8(b, zero)),
+                          both(_mm256_cmpeq_epi8(a, comma), _mm256_cmpeq_epi8(b, comma)),
+                          both(_mm256_cmpeq_epi8(a, space), _mm256_cmpeq_epi8(b, space))};
+}
+
+WAYS(avx2, plain_sse2, AVX2)
+
 #endif
-    v = (v ^ 0x3030303030303030) + 0x7676767676767676; /* of ids the bytes are digits, commas, spaces and a bracket: ASCII */
-    v &= 0x8080808080808080;
-    return v ? (unsigned)__builtin_ctzll(v) / 8 : 8;
+
+const struct kvr__json_ways *kvr__json_way(size_t i)
+{
+#if defined(__SSE2__)
+    bool newer = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("popcnt");
+    const struct kvr__json_ways *const all[] = {&ways_portable, &ways_sse2, newer ? &ways_avx2 : NULL};
+#else
+    const struct kvr__json_ways *const all[] = {&ways_portable};
+#endif
+    return i < KVR_ARRAY_LEN(all) ? all[i] : NULL;
+}
+
+static const struct kvr__json_ways *fastest(void)
+{
+    size_t i = 0;
+    while (kvr__json_way(i + 1)) i++;
+    return kvr__json_way(i);
 }
 
 void kvr_json_brief_ids(const char *p, size_t n, uint32_t *out)
 {
-    for (size_t i = 0; i < n; i++, p++) {
-        if (*p == ' ') p++;
-        if (i + 8 < n) { /* so many bytes are there */
-            unsigned digits = digits_in(p);
-            out[i] = number_of(p, digits);
-            p += digits;
-        } else {
-            out[i] = 0;
-        }
-        for (; *p >= '0' && *p <= '9'; p++) out[i] = out[i] * 10 + (uint32_t)(*p - '0');
-    }
+    fastest()->read(p, n, out);
 }
 
 /* ---- the pass ---------------------------------------------------------------------------------------- */
@@ -209,6 +264,7 @@ enum { CUT_MIN = 64 /* bytes of a string or a list */, COPIED_MAX = 4096 /* and 
 
 struct pass {
     struct kvr_json_brief *out;
+    const struct kvr__json_ways *ways;
     enum kvr_json_wanted wanted;
     const char *text, *p, *end;
     const char *from;       /* copied up to here */
@@ -258,7 +314,7 @@ static const char *past_string(const struct pass *w, bool *whole, bool *ascii)
     const char *p = w->p + 1;
     *whole = *ascii = true;
     for (;;) {
-        p = kvr__json_fast.plain(p, w->end, ascii);
+        p = w->ways->plain(p, w->end, ascii);
         if (p == w->end) return NULL;
         if (*p == '"') return p + 1;
         const char *q = *p == '\\' ? past_escape(p, w->end) : NULL;
@@ -299,7 +355,7 @@ static void pass_list(struct pass *w)
     size_t n = 0;
     bool may = w->in && (w->in->ids || w->wanted == KVR_JSON_NO_PROMPT) && out->cuts_n < KVR_JSON_CUTS_MAX && w->end - first > CUT_MIN &&
                (*first == ' ' || (*first >= '0' && *first <= '9'));
-    if (may) e = kvr__json_fast.ids(first, w->end, &n);
+    if (may) e = w->ways->ids(first, w->end, &n);
     if (e && e - first > CUT_MIN && n <= KVR_JSON_CUT_IDS_MAX) {
         copy_to(w, first);
         kvr_buf_add(&out->text, "0", 1);
@@ -320,7 +376,7 @@ static bool copies_too_much(const struct pass *w)
 
 bool kvr_json_brief(const char *text, size_t len, enum kvr_json_wanted wanted, struct kvr_json_brief *out)
 {
-    struct pass w = {.out = out, .wanted = wanted, .text = text, .p = text, .end = text + len, .from = text};
+    struct pass w = {.out = out, .ways = fastest(), .wanted = wanted, .text = text, .p = text, .end = text + len, .from = text};
     kvr_buf_reset(&out->text);
     out->cuts_n = 0;
     while (w.p < w.end) {

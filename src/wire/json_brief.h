@@ -41,13 +41,13 @@ bool kvr_json_brief(const char *text, size_t len, enum kvr_json_wanted wanted, s
 
 void kvr_json_brief_free(struct kvr_json_brief *b);
 
-/* A list that was cut. */
+/* The ids of a list that was cut, before which there are eight bytes at least. */
 void kvr_json_brief_ids(const char *at, size_t n, uint32_t *out);
 
 /* In json.cc: simdjson has the fastest way. */
 bool kvr__json_is_utf8(const char *text, size_t len);
 
-/* ---- for tests: both ways give the same ----------------------------------------------------------------- */
+/* ---- for tests: all ways give the same ------------------------------------------------------------------ */
 
 /* Past a list that may be cut, whose first element is at p, and its elements in *n. NULL: it is none. */
 typedef const char *kvr__json_ids_fn(const char *p, const char *end, size_t *n);
@@ -57,9 +57,11 @@ typedef const char *kvr__json_plain_fn(const char *p, const char *end, bool *asc
 
 struct kvr__json_ways {
     kvr__json_ids_fn *ids;
+    void (*read)(const char *at, size_t n, uint32_t *out); /* the ids of such a list */
     kvr__json_plain_fn *plain;
 };
-extern const struct kvr__json_ways kvr__json_portable, kvr__json_fast;
+/* From the one that every machine has to the fastest; NULL: this machine has no more. */
+const struct kvr__json_ways *kvr__json_way(size_t i);
 
 #ifdef __cplusplus
 }

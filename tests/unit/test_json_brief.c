@@ -228,32 +228,40 @@ static void random_bodies_say_the_same(void **state)
     assert_true(whole_ones > ops / 10 && whole_ones < ops && cut > ops / 10); /* or it would show nothing */
 }
 
-static void both_ways_to_look_at_bytes_give_the_same(void **state)
+static void compare_ways(const char *text, size_t n, const struct kvr__json_ways *one, const struct kvr__json_ways *other)
+{
+    enum { MAX = 300 };
+    uint32_t ids[MAX], same[MAX];
+    char *all = malloc(n + 8), *exact = all + 8, *p = exact; /* a byte behind it would be noticed */
+    size_t a = 0, b = 0;
+    bool x = true, y = true;
+    memcpy(exact, text, n);
+    const char *e = one->ids(exact, exact + n, &a);
+    assert_ptr_equal(e, other->ids(exact, exact + n, &b));
+    assert_int_equal(a, b);
+    assert_ptr_equal(one->plain(exact, exact + n, &x), other->plain(exact, exact + n, &y));
+    assert_int_equal(x, y);
+    if (e) one->read(exact, a, ids);
+    if (e) other->read(exact, a, same);
+    for (size_t k = 0; e && k < a; k++, p++) assert_true(ids[k] == same[k] && ids[k] == strtoul(p, &p, 10));
+    free(all);
+}
+
+static void all_ways_to_look_at_bytes_give_the_same(void **state)
 {
     static const char of[] = "0123456789,,,, ]\"\\ax\x01\x80";
-    struct kvr_rng g;
+    struct kvr_rng g = {env_u64("KVR_SEED", 1)};
     char text[300];
     (void)state;
-    g = (struct kvr_rng){env_u64("KVR_SEED", 1)};
     for (int i = 0; i < 20000; i++) {
         size_t n = up_to(&g, sizeof text), kinds = 1 + up_to(&g, sizeof of - 1);
         for (size_t k = 0; k < n; k++) text[k] = up_to(&g, 3) ? of[up_to(&g, KVR_MIN(kinds, (size_t)12))] : of[up_to(&g, kinds)];
         if (up_to(&g, 2)) { /* one that is likely to be a list */
-            n = 0;
-            while (n < sizeof text - 20)
+            for (n = 0; n < sizeof text - 20;)
                 n += (size_t)snprintf(text + n, 20, "%s%u", n ? (up_to(&g, 2) ? "," : ", ") : "", (unsigned)up_to(&g, 1000000000));
             text[n++] = up_to(&g, 30) ? ']' : 'x';
         }
-        char *exact = malloc(n + 1); /* a byte behind it would be noticed */
-        memcpy(exact, text, n);
-        size_t a = 0, b = 0;
-        bool x = true, y = true;
-        const char *e = kvr__json_portable.ids(exact, exact + n, &a);
-        assert_ptr_equal(e, kvr__json_fast.ids(exact, exact + n, &b));
-        assert_int_equal(a, b);
-        assert_ptr_equal(kvr__json_portable.plain(exact, exact + n, &x), kvr__json_fast.plain(exact, exact + n, &y));
-        assert_int_equal(x, y);
-        free(exact);
+        for (size_t way = 1; kvr__json_way(way); way++) compare_ways(text, n, kvr__json_way(0), kvr__json_way(way));
     }
 }
 
@@ -280,7 +288,7 @@ int main(void)
         cmocka_unit_test(long_texts_of_prompts_are_not_read),
         cmocka_unit_test(what_is_no_json_is_refused),
         cmocka_unit_test(random_bodies_say_the_same),
-        cmocka_unit_test(both_ways_to_look_at_bytes_give_the_same),
+        cmocka_unit_test(all_ways_to_look_at_bytes_give_the_same),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
