@@ -330,11 +330,13 @@ int kvr_json_pick(kvr_json object, const char *const *keys, size_t n, kvr_json *
     int twice = -1;
     for (size_t i = 0; i < n; i++) out[i] = absent;
     if (!object.doc || unwrap(object).get(o)) return twice;
-    for (auto f : o) {
-        for (size_t i = 0; i < n; i++) {
-            if (f.key != keys[i]) continue;
+    for (auto f = o.begin(), end = o.end(); f != end; ++f) {
+        std::string_view name = f.key();
+        char first = name.empty() ? '\0' : name[0];
+        for (size_t i = 0; i < n; i++) { // mostly the first letter decides
+            if (first != keys[i][0] || name != keys[i]) continue;
             if (out[i].doc) twice = static_cast<int>(i);
-            out[i] = wrap(f.value);
+            out[i] = wrap(f.value());
         }
     }
     return twice;

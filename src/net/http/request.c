@@ -88,13 +88,14 @@ static int reserve(struct kvr_http_conn *c, size_t more, uint64_t promised)
     return 0;
 }
 
-static uint64_t payer_of(const struct kvr_http_conn *c)
+static uint64_t payer_of(struct kvr_http_conn *c)
 {
     struct sockaddr_storage from = {0};
     int len = sizeof from;
     if (c->request.room.payer) return c->request.room.payer;
-    if (c->counted) return c->address;
-    return uv_tcp_getpeername(&c->tcp, (struct sockaddr *)&from, &len) ? 0 : kvr_address_of((struct sockaddr *)&from);
+    if (!c->address && uv_tcp_getpeername(&c->tcp, (struct sockaddr *)&from, &len) == 0)
+        c->address = kvr_address_of((struct sockaddr *)&from);
+    return c->address;
 }
 
 /* After a piece of input, so that a body that has come in one is never counted. */
