@@ -204,6 +204,23 @@ def test_the_memory_of_large_bodies_comes_back(start):
     rss_settles(i, before[1] + 24 * 1024)
 
 
+def test_memory_of_a_body_is_kept_for_the_next_one_and_given_back_when_none_comes(start):
+    s = start(Serve, [start(Mock, with_events=False)], "--router-mode", "round-robin", "--threads", 1)
+    body = b'{"max_tokens":1,"prompt":' + numbers(20 * 1024) + b"}"
+    spare = lambda: s.metric("http_request_bodies_spare_bytes", port="data")
+
+    def kept_after_one():
+        assert call(s.port, "POST", "/v1/completions", body).status == 200
+        return spare()
+    one = wait_for("memory that is kept", kept_after_one)
+    assert len(body) <= one < 4 * len(body)
+    for _ in range(5):
+        assert call(s.port, "POST", "/v1/completions", body).status == 200
+    assert spare() <= one, "the same memory, again and again"
+    assert s.metric("http_request_bodies_bytes", port="data") == 0, "it counts as a body while there is one in it"
+    wait_for("nothing kept", lambda: spare() == 0, 30)
+
+
 def test_many_small_messages_are_no_large_prompt(start):
     """{"messages":[{},{},...]}: what is made of it is bounded before it is made."""
     m = start(Mock, with_events=False)

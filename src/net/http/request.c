@@ -75,7 +75,7 @@ static int reserve(struct kvr_http_conn *c, size_t more, uint64_t promised)
     struct kvr_buf *b = &c->arriving;
     struct kvr_http_shared *shared = c->server->shared;
     size_t need = b->len + more, cap = KVR_MAX(need, KVR_MAX(2 * b->cap, (size_t)BODY_FIRST));
-    if (need <= b->cap || take_spare(c, need, promised)) return 0;
+    if (need <= b->cap || take_spare(c, need, promised ? promised : need)) return 0;
     if (promised && promised < cap) cap = KVR_MAX(need, (size_t)promised);
     if (!kvr__bodies_reserve(shared, cap - b->cap, cap)) return -1;
     char *p = realloc(b->data, cap);
