@@ -78,18 +78,28 @@ static size_t spell(const uint8_t *data, size_t size, char *out)
     return n;
 }
 
-/* The input as a body, as the rest of one behind a text that is cut, and as a list in one. */
+enum { BODIES = 3 };
+
+/* The input as a body, as the rest of one behind a text that is cut, and of a list in one. */
+static const struct kvr_buf *heads(void)
+{
+    static struct kvr_buf made[BODIES];
+    if (made[1].len) return made;
+    kvr_buf_str(&made[1], "{\"messages\":[\"");
+    for (unsigned n = 0; n < 4096; n++) kvr_buf_str(&made[1], "x");
+    kvr_buf_str(&made[2], "{\"prompt\":[");
+    for (unsigned n = 0; n < 1000; n++) kvr_buf_printf(&made[2], "%u,", n * n);
+    return made;
+}
+
 static void check_brief(struct kvr_json_parser *p, const uint8_t *data, size_t size)
 {
-    static const char *const heads[] = {"", "{\"messages\":[\"", "{\"prompt\":["}, *const tails[] = {"", "", "]}"};
-    static const unsigned texts[] = {0, 4096, 0}, numbers[] = {0, 0, 1000};
+    static const char *const tails[BODIES] = {"", "", "]}"};
     static struct kvr_json_parser *q;
     if (!q) q = kvr_json_parser_new();
-    for (size_t i = 0; i < KVR_ARRAY_LEN(heads); i++) {
+    for (size_t i = 0; i < BODIES; i++) {
         struct kvr_buf b = {0};
-        kvr_buf_str(&b, heads[i]);
-        for (unsigned n = 0; n < texts[i]; n++) kvr_buf_add(&b, "x", 1);
-        for (unsigned n = 0; n < numbers[i]; n++) kvr_buf_printf(&b, "%u,", n * n);
+        kvr_buf_add(&b, heads()[i].data, heads()[i].len);
         kvr_buf_add(&b, data, size);
         kvr_buf_str(&b, tails[i]);
         KVR_ASSERT(!b.failed);
