@@ -287,12 +287,12 @@ static int on_head_complete(llhttp_t *p)
     return meet_expectation(c, has_body);
 }
 
-int kvr__request_body(struct kvr_http_conn *c, const char *at, size_t len, uint64_t more)
+int kvr__request_body(struct kvr_http_conn *c, const char *at, size_t len, uint64_t promised)
 {
     size_t max = c->server->config.body_max;
     if (len > max || c->arriving.len > max - len) return fail(c, 413, c->server->too_large);
     if (c->arriving.len + len > c->request.room.bytes) return leave_body(c, c->arriving.len + len);
-    int rc = reserve(c, len, more ? c->arriving.len + len + more : 0);
+    int rc = reserve(c, len, promised);
     if (rc == -1) return fail(c, 503, "too many request bodies are held at once; try again later");
     if (rc) return no_memory(c);
     char *end = c->arriving.data + c->arriving.len;
@@ -314,7 +314,8 @@ bool kvr__request_straight(struct kvr_http_conn *c, uv_buf_t *place)
 
 static int on_body(llhttp_t *p, const char *at, size_t len)
 {
-    return kvr__request_body(conn_of(p), at, len, p->flags & F_CONTENT_LENGTH ? p->content_length : 0);
+    struct kvr_http_conn *c = conn_of(p);
+    return kvr__request_body(c, at, len, p->flags & F_CONTENT_LENGTH ? c->arriving.len + len + p->content_length : 0);
 }
 
 int kvr__request_body_over(struct kvr_http_conn *c)
