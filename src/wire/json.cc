@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "wire/json.h"
+#include "wire/json_brief.h"
 
 #include <algorithm>
 #include <cmath>
@@ -22,6 +23,7 @@ static_assert(std::is_trivially_copyable<element>::value, "elements are copied a
 
 struct kvr_json_parser {
     simdjson::dom::parser *dom;
+    struct kvr_json_brief brief;
 };
 
 static element unwrap(kvr_json v)
@@ -49,7 +51,7 @@ static const simdjson::implementation *const set_up = simdjson::get_active_imple
 kvr_json_parser *kvr_json_parser_new(void)
 {
     if (!set_up) return nullptr;
-    auto *p = new (std::nothrow) kvr_json_parser{nullptr};
+    auto *p = new (std::nothrow) kvr_json_parser{};
     if (p && !(p->dom = new (std::nothrow) simdjson::dom::parser())) {
         delete p;
         return nullptr;
@@ -61,6 +63,7 @@ void kvr_json_parser_free(kvr_json_parser *p)
 {
     if (!p) return;
     delete p->dom;
+    kvr_json_brief_free(&p->brief);
     delete p;
 }
 
@@ -252,6 +255,53 @@ int kvr_json_parse(kvr_json_parser *p, const char *buf, size_t len, kvr_json *ro
     }
 }
 
+// ---- texts of which much is not wanted ------------------------------------------------------------------
+//
+// The brief text is parsed. On the tape a list that was cut gets the number of elements that it has in the long text, in the upper half of
+// its word, and in place of its one element where they are.
+
+bool kvr__json_is_utf8(const char *text, size_t len)
+{
+    return simdjson::validate_utf8(text, len);
+}
+
+// Shorter texts are not worth the pass.
+static const size_t brief_from = 2048;
+
+static void mark_cuts(uint64_t *tape, const struct kvr_json_brief &brief)
+{
+    size_t list = 0, next = 0;
+    for (uint64_t *word = tape; next < brief.cuts_n; word++) {
+        if (is_number(*word)) {
+            word++;
+            continue;
+        }
+        if (tape_type(*word) != '[' || list++ != brief.cuts[next].list) continue;
+        const kvr_json_cut &cut = brief.cuts[next++];
+        *word = (*word & ~(UINT64_C(0xffffff) << 32)) | static_cast<uint64_t>(cut.n) << 32;
+        word[2] = reinterpret_cast<uintptr_t>(cut.at);
+    }
+}
+
+int kvr_json_parse_brief(kvr_json_parser *p, const char *buf, size_t len, enum kvr_json_wanted wanted, kvr_json *root, const char **why)
+{
+    if (wanted == KVR_JSON_ALL || len < brief_from || !kvr_json_brief(buf, len, wanted, &p->brief))
+        return kvr_json_parse(p, buf, len, root, why);
+    int rc = kvr_json_parse(p, p->brief.text.data, p->brief.text.len, root, why);
+    if (rc == 0) mark_cuts(p->dom->doc.tape.get(), p->brief);
+    if (p->brief.text.cap > keep_capacity) kvr_json_brief_free(&p->brief);
+    return rc;
+}
+
+// The ids of one that was cut; nullptr: it was not.
+static const char *cut_at(simdjson::dom::array a)
+{
+    const size_t of_one = 4; // words of the tape: two brackets, and two for a number
+    uint64_t at = 0;
+    bool is_cut = a.size() > 1 && a.number_of_slots() == of_one && !(*a.begin()).get(at);
+    return is_cut ? reinterpret_cast<const char *>(at) : nullptr;
+}
+
 enum kvr_json_type kvr_json_type_of(kvr_json v)
 {
     if (!v.doc) return KVR_JSON_NONE;
@@ -280,11 +330,13 @@ int kvr_json_pick(kvr_json object, const char *const *keys, size_t n, kvr_json *
     int twice = -1;
     for (size_t i = 0; i < n; i++) out[i] = absent;
     if (!object.doc || unwrap(object).get(o)) return twice;
-    for (auto f : o) {
-        for (size_t i = 0; i < n; i++) {
-            if (f.key != keys[i]) continue;
+    for (auto f = o.begin(), end = o.end(); f != end; ++f) {
+        std::string_view name = f.key();
+        char first = name.empty() ? '\0' : name[0];
+        for (size_t i = 0; i < n; i++) { // mostly the first letter decides
+            if (first != keys[i][0] || name != keys[i]) continue;
             if (out[i].doc) twice = static_cast<int>(i);
-            out[i] = wrap(f.value);
+            out[i] = wrap(f.value());
         }
     }
     return twice;
@@ -292,7 +344,8 @@ int kvr_json_pick(kvr_json object, const char *const *keys, size_t n, kvr_json *
 
 // ---- members that are there twice ---------------------------------------------------------------------
 
-namespace {
+namespace
+{
 // The names of the members of the objects that are open at a place of the tape, innermost last.
 struct open_members {
     struct level {
@@ -302,8 +355,14 @@ struct open_members {
     std::vector<std::string_view> names;
     std::vector<level> levels;
 
-    bool at_key() const { return !levels.empty() && levels.back().wants_key; }
-    void open(bool is_object) { levels.push_back({names.size(), is_object, is_object}); }
+    bool at_key() const
+    {
+        return !levels.empty() && levels.back().wants_key;
+    }
+    void open(bool is_object)
+    {
+        levels.push_back({names.size(), is_object, is_object});
+    }
     void value_over()
     {
         if (!levels.empty()) levels.back().wants_key = levels.back().is_object;
@@ -389,12 +448,15 @@ size_t kvr_json_count(kvr_json v)
     simdjson::dom::array a;
     simdjson::dom::object o;
     if (!v.doc) return 0;
+    const size_t most = 0xffffff; // what the tape counts up to
     if (!unwrap(v).get(a)) {
+        if (a.size() < most) return a.size();
         size_t n = 0;
         for (element e : a) (void)e, n++;
         return n;
     }
     if (!unwrap(v).get(o)) {
+        if (o.size() < most) return o.size();
         size_t n = 0;
         for (auto f : o) (void)f, n++;
         return n;
@@ -439,11 +501,27 @@ bool kvr_json_as_bool(kvr_json v, bool *out)
     return v.doc && !unwrap(v).get(*out);
 }
 
+bool kvr_json_are_u32(kvr_json v)
+{
+    simdjson::dom::array a;
+    uint64_t x;
+    if (!v.doc || unwrap(v).get(a)) return false;
+    if (cut_at(a)) return true;
+    for (element e : a)
+        if (e.get(x) || x > UINT32_MAX) return false;
+    return true;
+}
+
 long kvr_json_u32_array(kvr_json array, uint32_t *out, size_t cap)
 {
     simdjson::dom::array a;
     size_t n = 0;
     if (!array.doc || unwrap(array).get(a)) return -KVR_EFORMAT;
+    if (const char *at = cut_at(a)) {
+        if (a.size() > cap) return -KVR_ELIMIT;
+        kvr_json_brief_ids(at, a.size(), out);
+        return static_cast<long>(a.size());
+    }
     for (element e : a) {
         uint64_t x;
         if (e.get(x) || x > UINT32_MAX) return -KVR_EFORMAT;

@@ -44,6 +44,17 @@ void kvr_json_parser_free(struct kvr_json_parser *p);
  * parser can be used again. The buffer may go afterwards. */
 int kvr_json_parse(struct kvr_json_parser *p, const char *buf, size_t len, struct kvr_json *root, const char **why);
 
+/* What is wanted of a client's body. */
+enum kvr_json_wanted {
+    KVR_JSON_ALL,
+    KVR_JSON_NO_ELEMENTS, /* of long lists of token ids in the members that hold prompts: that they are lists of whole numbers, how many
+                           * (kvr_json_count) and which (kvr_json_u32_array); not the elements one by one */
+    KVR_JSON_NO_PROMPT    /* nor long texts and other lists there: those texts are "" */
+};
+/* The same, at less cost: what is not wanted is looked at, but not read (wire/json_brief.h). The text stays while ids are read. */
+int kvr_json_parse_brief(struct kvr_json_parser *p, const char *buf, size_t len, enum kvr_json_wanted wanted, struct kvr_json *root,
+                         const char **why);
+
 enum kvr_json_type kvr_json_type_of(struct kvr_json v);
 /* Member of an object, or an absent value. Of members of one name the last, which is what the engines' readers take. */
 struct kvr_json kvr_json_get(struct kvr_json object, const char *key);
@@ -89,6 +100,7 @@ static inline bool kvr_json_is_true(struct kvr_json v)
     bool b = false;
     return kvr_json_as_bool(v, &b) && b;
 }
+bool kvr_json_are_u32(struct kvr_json v); /* a list of them */
 /* All elements as u32 / as 64-bit words by bits. Returns: the count, or -KVR_EFORMAT, -KVR_ELIMIT when more than cap. */
 long kvr_json_u32_array(struct kvr_json array, uint32_t *out, size_t cap);
 long kvr_json_u64_array(struct kvr_json array, uint64_t *out, size_t cap);

@@ -53,15 +53,6 @@ static bool read_salt(struct kvr_json v, struct kvr_openai_request *out)
     return type <= KVR_JSON_NULL || type == KVR_JSON_ARRAY || kvr_json_as_str(v, &out->salt, &out->salt_len);
 }
 
-static int is_no_token(void *ctx, const char *key, size_t key_len, struct kvr_json v)
-{
-    uint64_t id;
-    (void)ctx;
-    (void)key;
-    (void)key_len;
-    return !kvr_json_as_u64(v, &id) || id > UINT32_MAX;
-}
-
 static const char *read_nvext(struct kvr_json nvext, struct kvr_openai_request *out)
 {
     enum { SALT, TOKENS, HINTS, MEMBERS };
@@ -74,8 +65,7 @@ static const char *read_nvext(struct kvr_json nvext, struct kvr_openai_request *
     if (!out->salt && !read_salt(v[SALT], out)) return "`nvext.cache_salt` must be a string";
     read_hints(v[HINTS], out);
     if (kvr_json_type_of(v[TOKENS]) <= KVR_JSON_NULL) return NULL;
-    if (kvr_json_type_of(v[TOKENS]) != KVR_JSON_ARRAY) return TOKEN_DATA;
-    if (kvr_json_each(v[TOKENS], is_no_token, NULL)) return TOKEN_DATA;
+    if (!kvr_json_are_u32(v[TOKENS])) return TOKEN_DATA;
     out->tokens = v[TOKENS];
     out->tokens_sum = 0;
     out->tokens_n = kvr_json_count(v[TOKENS]);
@@ -110,7 +100,8 @@ static const char *read_members(struct kvr_json root, struct kvr_openai_request 
     return read_nvext(v[NVEXT], out);
 }
 
-int kvr_openai_parse(struct kvr_json_parser *p, const char *body, size_t len, struct kvr_openai_request *out, const char **why)
+int kvr_openai_parse(struct kvr_json_parser *p, const char *body, size_t len, enum kvr_json_wanted wanted, struct kvr_openai_request *out,
+                     const char **why)
 {
     const char *ignored, *bad;
     memset(out, 0, sizeof *out);
@@ -118,7 +109,7 @@ int kvr_openai_parse(struct kvr_json_parser *p, const char *body, size_t len, st
         *why = "the request body is empty";
         return -KVR_EFORMAT;
     }
-    int rc = kvr_json_parse(p, body, len, &out->root, &ignored);
+    int rc = kvr_json_parse_brief(p, body, len, wanted, &out->root, &ignored);
     if (rc) {
         *why = rc == -KVR_ENOMEM ? "out of memory" : "the request body is not valid JSON";
         return rc;

@@ -25,8 +25,10 @@ struct kvr_openai_request {
     struct kvr_prompt_members members; /* by kvr_prompt_members_read; zeroes before */
 };
 
-/* Reads a body. Returns: 0; or with a sentence for the client in *why -KVR_EFORMAT, or -KVR_ENOMEM: nothing is wrong with it. */
-int kvr_openai_parse(struct kvr_json_parser *p, const char *body, size_t len, struct kvr_openai_request *out, const char **why);
+/* Reads a body, of which so much is wanted. Returns: 0; or with a sentence for the client in *why -KVR_EFORMAT, or -KVR_ENOMEM: nothing is
+ * wrong with it. */
+int kvr_openai_parse(struct kvr_json_parser *p, const char *body, size_t len, enum kvr_json_wanted wanted, struct kvr_openai_request *out,
+                     const char **why);
 
 /* As for the member `prompt`, of a member that has another name: token arrays go to `tokens`. */
 void kvr_openai_take_prompt(struct kvr_openai_request *r, struct kvr_json prompt);

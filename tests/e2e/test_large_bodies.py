@@ -2,12 +2,14 @@
 """Large bodies: other requests are answered meanwhile, what a prompt may be is limited, and memory comes back."""
 import http.server
 import json
+import random
 import select
 import socket
 import threading
 
 import pytest
 from conftest import SLOW, Indexer, Mock, Select, Serve, call, wait_for
+from test_proxy import upstream  # noqa: F401
 
 MIB = 1 << 20
 
@@ -202,6 +204,50 @@ def test_the_memory_of_large_bodies_comes_back(start):
         assert call(i.port, "POST", "/query", large.replace(b"prompt", b"token_ids"), j).status in (404, 413)
     rss_settles(s, before[0] + 24 * 1024)  # the sanitizer keeps 8 MiB of freed memory, and its own accounts
     rss_settles(i, before[1] + 24 * 1024)
+
+
+def test_memory_of_a_body_is_kept_for_the_next_one_and_given_back_when_none_comes(start):
+    s = start(Serve, [start(Mock, with_events=False)], "--router-mode", "round-robin", "--threads", 1)
+    body = b'{"max_tokens":1,"prompt":' + numbers(20 * 1024) + b"}"
+    spare = lambda: s.metric("http_request_bodies_spare_bytes", port="data")
+
+    def kept_after_one():
+        assert call(s.port, "POST", "/v1/completions", body).status == 200
+        return spare()
+    one = wait_for("memory that is kept", kept_after_one)
+    assert len(body) <= one < 4 * len(body)
+    for _ in range(5):
+        assert call(s.port, "POST", "/v1/completions", body).status == 200
+    assert spare() <= one, "the same memory, again and again"
+    assert s.metric("http_request_bodies_bytes", port="data") == 0, "it counts as a body while there is one in it"
+    wait_for("nothing kept", lambda: spare() == 0, 30)
+
+
+def test_bodies_are_passed_on_as_they_came_whatever_memory_they_are_read_into(start, upstream):
+    """On one connection, one behind the other without a pause, in pieces of any size: the memory of the first is the next one's."""
+    rng, u = random.Random(7), upstream()
+    s = start(Serve, [u.spec()], "--router-mode", "round-robin", "--threads", 1)
+    sizes = [200_000, 190_000, 200_000, 30_000, 700_000, 210_000, 70_000, 200_000, 33_000, 33_000]
+    bodies = [b'{"prompt":"' + bytes(rng.choices(b"abcdefgh", k=n)) + b'"}' for n in sizes]
+    head = "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n"
+    sent = b"".join(head.format(len(b)).encode() + b for b in bodies)
+    c = socket.create_connection(("127.0.0.1", s.port), timeout=60 * SLOW)
+
+    def send():
+        at = 0
+        while at < len(sent):
+            n = rng.choice([1, 100, 5_000, 65_536, 65_537, 300_000])
+            c.sendall(sent[at:at + n])
+            at += n
+    writer = threading.Thread(target=send)
+    writer.start()
+    got = b""
+    while got.count(b"HTTP/1.1 200") < len(bodies):
+        piece = c.recv(65536)
+        assert piece, got[-300:]
+        got += piece
+    writer.join()
+    assert [b for _, b in u.requests] == bodies
 
 
 def test_many_small_messages_are_no_large_prompt(start):

@@ -276,6 +276,30 @@ def test_other_modes(start, mode):
     wait_for("idle", s.idle)
 
 
+def test_views_that_nothing_reads_are_followed_when_something_does(start):
+    s = start(Serve, [start(Mock), start(Mock)], "--router-mode", "round-robin")
+    assert s.complete(TEXT).status == 200
+    assert {v["state"] for v in s.views().values()} == {"none"} and all("nothing reads it" in v["reason"] for v in s.views().values())
+    assert s.post("/router_mode", {"router_mode": "kv"}).status == 200
+    wait_for("views", lambda: len(s.views()) == 2 and all(v["trusted"] for v in s.views().values()))
+    first = s.complete(TEXT)
+    wait_for("its blocks", lambda: s.metric("index_blocks") >= len(TEXT) // 16)
+    again = s.complete(TEXT)
+    assert again.headers["x-kvroute-reason"] == "kv" and s.post("/router_mode", {"router_mode": "round-robin"}).status == 200
+    assert {v["state"] for v in s.views().values()} == {"live"} and first.status == 200
+
+
+@pytest.mark.parametrize("how", ["model", "question"])
+def test_views_are_followed_for_one_model_and_for_who_asks(start, tmp_path, how):
+    models = tmp_path / "models.yaml"
+    models.write_text("models:\n  m: {options: {router-mode: kv}}\n")
+    s = start(Serve, [start(Mock)], "--router-mode", "round-robin", *(["--models-file", models] if how == "model" else []))
+    if how == "question":
+        assert {v["state"] for v in s.views().values()} == {"none"}
+        assert s.post("/overlap_scores", {"token_ids": list(range(64))}).status == 200
+    wait_for("its view", lambda: all(v["trusted"] for v in s.views().values()))
+
+
 def test_sessions_stick(start):
     s = start(Serve, [start(Mock), start(Mock)], "--router-session-affinity-ttl-secs", "1")
     first = s.complete("abc", headers={"x-session-id": "s1"})

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Numbers of any spelling between two others: what is no number makes the text no JSON; what fits is read to the bit; what does not
- * is out of range; the others are what they are. The oracle reads digits by itself, and fractions with strtod. */
+ * is out of range; the others are what they are. The oracle reads digits by itself, and fractions with strtod. And: a text that is read in
+ * brief says what the whole text says. */
 #include <math.h>
 #include <string.h>
 
+#include "../json_agree.h"
 #include "base/buf.h"
 #include "wire/json.h"
 
@@ -76,6 +78,37 @@ static size_t spell(const uint8_t *data, size_t size, char *out)
     return n;
 }
 
+enum { BODIES = 3 };
+
+/* The input as a body, as the rest of one behind a text that is cut, and of a list in one. */
+static const struct kvr_buf *heads(void)
+{
+    static struct kvr_buf made[BODIES];
+    if (made[1].len) return made;
+    kvr_buf_str(&made[1], "{\"messages\":[\"");
+    for (unsigned n = 0; n < 4096; n++) kvr_buf_str(&made[1], "x");
+    kvr_buf_str(&made[2], "{\"prompt\":[");
+    for (unsigned n = 0; n < 1000; n++) kvr_buf_printf(&made[2], "%u,", n * n);
+    return made;
+}
+
+static void check_brief(struct kvr_json_parser *p, const uint8_t *data, size_t size)
+{
+    static const char *const tails[BODIES] = {"", "", "]}"};
+    static struct kvr_json_parser *q;
+    if (!q) q = kvr_json_parser_new();
+    for (size_t i = 0; i < BODIES; i++) {
+        struct kvr_buf b = {0};
+        kvr_buf_add(&b, heads()[i].data, heads()[i].len);
+        kvr_buf_add(&b, data, size);
+        kvr_buf_str(&b, tails[i]);
+        KVR_ASSERT(!b.failed);
+        (void)agree(p, q, b.data ? b.data : "", b.len, KVR_JSON_NO_PROMPT);
+        (void)agree(p, q, b.data ? b.data : "", b.len, KVR_JSON_NO_ELEMENTS);
+        kvr_buf_free(&b);
+    }
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static struct kvr_json_parser *p;
@@ -87,6 +120,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     double d;
     if (!p) p = kvr_json_parser_new();
     if (kvr_json_parse(p, (const char *)data, size, &root, NULL) == 0) (void)kvr_json_check_members(p, name, sizeof name);
+    check_brief(p, data, size);
     if (spell(data, size, token) == 0) return 0;
     kvr_buf_printf(&b, "{\"a\\\"1e400\":[9007199254740993,%s,-0.5],\"b\":18446744073709551615}", token);
     KVR_ASSERT(!b.failed);

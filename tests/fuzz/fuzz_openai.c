@@ -63,7 +63,7 @@ static void remove_objects(struct kvr_json_parser *q, const struct kvr_openai_re
     const char *why;
     if (kvr_mm_parts_any(r->root) && kvr_mm_parts_remove(data, size, r->root, &plain)) {
         /* a name that is there twice, once with escapes, is read here and cleaned there: then a part is left, and is seen */
-        bool read = kvr_openai_parse(q, plain.data, plain.len, &without, &why) == 0 && !kvr_mm_parts_any(without.root);
+        bool read = kvr_openai_parse(q, plain.data, plain.len, KVR_JSON_ALL, &without, &why) == 0 && !kvr_mm_parts_any(without.root);
         KVR_ASSERT(read || memchr(data, '\\', size));
         if (read) {
             KVR_ASSERT(without.has_messages && kvr_openai_prompt_text(r, &a) && kvr_openai_prompt_text(&without, &b));
@@ -134,7 +134,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const char *why = NULL, *s;
     size_t len;
     if (!p) p = kvr_json_parser_new(), q = kvr_json_parser_new();
-    if (kvr_openai_parse(p, (const char *)data, size, &r, &why) == 0) {
+    if (kvr_openai_parse(p, (const char *)data, size, KVR_JSON_ALL, &r, &why) == 0) {
         kvr_openai_usage(r.root, &u);
         splice_rank(q, r.root, (const char *)data, size);
         splice_ids(q, (const char *)data, size);

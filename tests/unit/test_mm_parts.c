@@ -165,7 +165,7 @@ static void prompt_text_is(void **s, const char *body, struct kvr_buf *out)
     struct kvr_openai_request rq;
     const char *why;
     out->len = 0;
-    assert_int_equal(kvr_openai_parse(*s, body, strlen(body), &rq, &why), 0);
+    assert_int_equal(kvr_openai_parse(*s, body, strlen(body), KVR_JSON_ALL, &rq, &why), 0);
     assert_true(kvr_openai_prompt_text(&rq, out));
 }
 

@@ -28,7 +28,7 @@ static int teardown(void **s)
 
 static int parse(void **s, const char *text, struct kvr_openai_request *r, const char **why)
 {
-    return kvr_openai_parse(*s, text, strlen(text), r, why);
+    return kvr_openai_parse(*s, text, strlen(text), KVR_JSON_ALL, r, why);
 }
 
 static void json_keeps_64_bits(void **s)

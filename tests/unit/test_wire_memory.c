@@ -101,11 +101,30 @@ static void the_first_parser_of_a_process(void **state)
     fail_each(parse_with_a_fresh_parser);
 }
 
+/* Without memory for the brief text the whole one is parsed. */
+static int read_in_brief(void)
+{
+    enum { IDS = 2000 };
+    struct kvr_json_parser *p = kvr_json_parser_new();
+    char body[16 + 4 * IDS];
+    uint32_t ids[IDS];
+    struct kvr_json root;
+    size_t len = (size_t)snprintf(body, sizeof body, "{\"prompt\":[");
+    for (unsigned i = 0; i < IDS; i++) len += (size_t)snprintf(body + len, sizeof body - len, "%s%u", i ? "," : "", i % 1000);
+    memcpy(body + len, "]}", 2);
+    int rc = p ? kvr_json_parse_brief(p, body, len + 2, KVR_JSON_NO_PROMPT, &root, NULL) : -KVR_ENOMEM;
+    if (rc == 0) assert_int_equal(kvr_json_u32_array(kvr_json_get(root, "prompt"), ids, IDS), IDS);
+    for (unsigned i = 0; rc == 0 && i < IDS; i++) assert_int_equal(ids[i], i % 1000);
+    kvr_json_parser_free(p);
+    return rc;
+}
+
 static void a_parser_is_used_again_after_memory_was_short(void **state)
 {
     (void)state;
     fail_each(parse_growing_documents);
     fail_each(parse_with_a_fresh_parser);
+    fail_each(read_in_brief);
 }
 
 static int read_prompt(void)
@@ -115,7 +134,7 @@ static int read_prompt(void)
     struct kvr_openai_request r;
     struct kvr_buf text = {0};
     const char *why = "";
-    int rc = kvr_openai_parse(parser, body, sizeof body - 1, &r, &why);
+    int rc = kvr_openai_parse(parser, body, sizeof body - 1, KVR_JSON_ALL, &r, &why);
     if (rc) return rc;
     assert_true(kvr_openai_prompt_text(&r, &text));
     rc = text.failed ? -KVR_ENOMEM : 0;

@@ -158,7 +158,7 @@ static int read_chat(struct mock *m, const char *body, size_t len, struct mock_a
     struct kvr_buf text = {0};
     const char *why;
     struct mock_prompt *p = new_prompt(a);
-    if (kvr_openai_parse(m->json, body, len, &rq, &why) || !rq.has_messages)
+    if (kvr_openai_parse(m->json, body, len, KVR_JSON_ALL, &rq, &why) || !rq.has_messages)
         return mock_fail(e, 400, "Bad Request", "body.messages", "Field required");
     if (kvr_json_count(kvr_json_get(rq.root, "messages")) == 0)
         return mock_fail(e, 400, BAD, NULL, "Cannot apply chat template to an empty conversation. Provide at least one message.");

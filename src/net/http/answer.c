@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-enum { BUFS_MAX = 6 };
+enum { BUFS_MAX = 3 };
 
 struct write_req {
     uv_write_t req;
@@ -178,12 +178,29 @@ static void hosted_end(struct kvr_http_conn *c, bool whole)
 
 /* ---- answers ----------------------------------------------------------------------------------------- */
 
+/* Appended to what waits to be sent. */
+static void put_head(struct kvr_http_conn *c, int status, const char *headers, size_t headers_len, int64_t length)
+{
+    struct kvr_buf *h = &c->held;
+    (void)kvr_buf_reserve(h, headers_len + 256);
+    kvr_buf_str(h, "HTTP/1.1 ");
+    kvr_buf_u64(h, (uint64_t)status);
+    kvr_buf_str(h, " ");
+    kvr_buf_str(h, kvr_http_reason(status));
+    kvr_buf_str(h, "\r\n");
+    kvr_buf_add(h, headers, headers_len);
+    if (c->server->config.put_headers) c->server->config.put_headers(c, h, c->server->config.handler.ctx);
+    if (c->chunked) kvr_header_put_str(h, "Transfer-Encoding", "chunked");
+    else if (length >= 0 && status != 204 && status != 304) kvr_header_put_u64(h, "Content-Length", (uint64_t)length);
+    if (!c->keep_alive) kvr_header_put_str(h, "Connection", "close");
+    else if (c->request.minor == 0) kvr_header_put_str(h, "Connection", "keep-alive");
+    kvr_buf_str(h, "\r\n");
+}
+
 /* The head, and in the same go a body of `length` bytes when there is one. */
 static void start_with(struct kvr_http_conn *c, int status, const char *headers, size_t headers_len, int64_t length, const char *body,
                        bool hold)
 {
-    char line[128], framing[96];
-    struct kvr_buf always = {0};
     KVR_ASSERT(c->answering && !c->answer_started);
     c->answer_started = true;
     if (c->outer) {
@@ -196,23 +213,12 @@ static void start_with(struct kvr_http_conn *c, int status, const char *headers,
     if (!no_body && length < 0 && !c->chunked) c->keep_alive = false;
     c->left = no_body ? 0 : length;
     if (c->server->lame || (c->half_closed && !c->ahead.len && !c->parsing_ahead)) c->keep_alive = false;
-    int a = snprintf(line, sizeof line, "HTTP/1.1 %d %s\r\n", status, kvr_http_reason(status)), b = 0;
-    if (c->chunked) b = snprintf(framing, sizeof framing, "Transfer-Encoding: chunked\r\n");
-    else if (length >= 0 && status != 204 && status != 304)
-        b = snprintf(framing, sizeof framing, "Content-Length: %lld\r\n", (long long)length);
-    const char *end = c->keep_alive ? (c->request.minor >= 1 ? "\r\n" : "Connection: keep-alive\r\n\r\n") : "Connection: close\r\n\r\n";
     size_t body_len = body && c->left > 0 ? (size_t)c->left : 0;
     c->left -= (int64_t)body_len;
     if (c->told) *c->told = (struct kvr_http_told){status, body_len};
-    if (c->server->config.put_headers) c->server->config.put_headers(c, &always, c->server->config.handler.ctx);
-    if (always.failed) write_failed(c);
-    uv_buf_t bufs[] = {
-        kvr__buf_of(line, (size_t)a),    kvr__buf_of(headers, headers_len), kvr__buf_of(always.data ? always.data : "", always.len),
-        kvr__buf_of(framing, (size_t)b), kvr__buf_of(end, strlen(end)),     kvr__buf_of(body, body_len)};
-    unsigned n = body_len ? 6 : 5;
-    for (unsigned i = 0; hold && i < n; i++) kvr_buf_add(&c->held, bufs[i].base, bufs[i].len);
-    if (!hold) answer_send(c, bufs, n);
-    kvr_buf_free(&always);
+    put_head(c, status, headers, headers_len, length);
+    uv_buf_t b = kvr__buf_of(body, body_len);
+    if (!hold) answer_send(c, &b, body_len > 0);
 }
 
 void kvr_http_start(struct kvr_http_conn *c, int status, const char *headers, size_t headers_len, int64_t length)

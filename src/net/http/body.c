@@ -57,21 +57,29 @@ struct kvr_body *kvr_body_ref(struct kvr_body *b)
 void kvr_body_unref(struct kvr_body *b)
 {
     if (!b || atomic_fetch_sub_explicit(&b->refs, 1, memory_order_acq_rel) != 1) return;
-    if (b->shared) kvr__bodies_release(b->shared, b->held);
-    free(b->data);
+    if (b->shared) {
+        kvr__bodies_release(b->shared, b->held);
+        kvr__spare_or_free(b->shared, b->data, b->held);
+    } else {
+        free(b->data);
+    }
     free(b);
+}
+
+bool kvr__bodies_try(struct kvr_http_shared *s, size_t n, size_t whole)
+{
+    uint64_t held = atomic_load(&s->bodies_held), max = s->bodies_max - (whole > SMALL_BODY ? s->bodies_max / 4 : 0);
+    do {
+        if (s->bodies_max && (held > max || n > max - held)) return false;
+    } while (!atomic_compare_exchange_weak(&s->bodies_held, &held, held + n));
+    return true;
 }
 
 bool kvr__bodies_reserve(struct kvr_http_shared *s, size_t n, size_t whole)
 {
-    uint64_t held = atomic_load(&s->bodies_held), max = s->bodies_max - (whole > SMALL_BODY ? s->bodies_max / 4 : 0);
-    do {
-        if (s->bodies_max && (held > max || n > max - held)) {
-            atomic_fetch_add(&s->bodies_refused, 1);
-            return false;
-        }
-    } while (!atomic_compare_exchange_weak(&s->bodies_held, &held, held + n));
-    return true;
+    bool may = kvr__bodies_try(s, n, whole);
+    if (!may) atomic_fetch_add(&s->bodies_refused, 1);
+    return may;
 }
 
 void kvr__bodies_release(struct kvr_http_shared *s, size_t n)
@@ -87,6 +95,7 @@ void kvr_http_shared_metrics(const struct kvr_http_port *ports, size_t n, struct
     } rows[] = {
 #define ROW(name, type, field, help) {name, type, help, offsetof(struct kvr_http_shared, field)}
         ROW("request_bodies_bytes", "gauge", bodies_held, "Memory held for request bodies, unfinished ones included"),
+        ROW("request_bodies_spare_bytes", "gauge", bodies_spare, "Memory of large request bodies that are over, kept for the next ones"),
         ROW("request_bodies_refused_total", "counter", bodies_refused, "Requests answered with 503 as the budget for bodies was used up"),
         ROW("request_bodies_over_share_total", "counter", bodies_over_share,
             "Requests answered with 429 as unfinished bodies of their API key, or address, had used up its share of the budget"),

@@ -10,16 +10,6 @@
 
 #include <kvroute/hash.h>
 
-bool kvr_text_is(struct kvr_text t, const char *s)
-{
-    return t.ptr && t.len == strlen(s) && memcmp(t.ptr, s, t.len) == 0;
-}
-
-bool kvr_text_is_nocase(struct kvr_text t, const char *s)
-{
-    return t.ptr && t.len == strlen(s) && strncasecmp(t.ptr, s, t.len) == 0;
-}
-
 struct kvr_text kvr_headers_name(const struct kvr_headers *h, size_t i)
 {
     return (struct kvr_text){h->text.data + h->list[i].name_at, h->list[i].name_len};
@@ -32,10 +22,15 @@ struct kvr_text kvr_headers_value(const struct kvr_headers *h, size_t i)
     return t;
 }
 
-struct kvr_text kvr_headers_get(const struct kvr_headers *h, const char *name)
+static inline bool is_named(const struct kvr_headers *h, size_t i, const char *name, size_t len)
+{
+    return h->list[i].name_len == len && strncasecmp(h->text.data + h->list[i].name_at, name, len) == 0;
+}
+
+struct kvr_text kvr__headers_get(const struct kvr_headers *h, const char *name, size_t len)
 {
     for (size_t i = 0; i < h->n; i++)
-        if (kvr_text_is_nocase(kvr_headers_name(h, i), name)) return kvr_headers_value(h, i);
+        if (is_named(h, i, name, len)) return kvr_headers_value(h, i);
     return (struct kvr_text){0};
 }
 
@@ -136,11 +131,16 @@ bool kvr_hop_by_hop_read(const struct kvr_headers *h, struct kvr_hop_by_hop *out
 
 bool kvr_header_is_hop_by_hop(const struct kvr_hop_by_hop *hop, struct kvr_text name)
 {
-    static const char *const names[] = {
-        "connection", "keep-alive",        "proxy-connection", "proxy-authenticate", "proxy-authorization", "te",
-        "trailer",    "transfer-encoding", "upgrade"};
-    for (size_t i = 0; i < KVR_ARRAY_LEN(names); i++)
-        if (kvr_text_is_nocase(name, names[i])) return true;
+    static const struct kvr_text names[] = {KVR_TEXT("connection"),
+                                            KVR_TEXT("keep-alive"),
+                                            KVR_TEXT("proxy-connection"),
+                                            KVR_TEXT("proxy-authenticate"),
+                                            KVR_TEXT("proxy-authorization"),
+                                            KVR_TEXT("te"),
+                                            KVR_TEXT("trailer"),
+                                            KVR_TEXT("transfer-encoding"),
+                                            KVR_TEXT("upgrade")};
+    if (kvr_text_is_one_of(name, names, KVR_ARRAY_LEN(names))) return true;
     for (size_t i = 0; i < hop->n; i++)
         if (hop->names[i].len == name.len && strncasecmp(hop->names[i].ptr, name.ptr, name.len) == 0) return true;
     return false;
@@ -148,8 +148,8 @@ bool kvr_header_is_hop_by_hop(const struct kvr_hop_by_hop *hop, struct kvr_text 
 
 size_t kvr__headers_count(const struct kvr_headers *h, const char *name)
 {
-    size_t n = 0;
-    for (size_t i = 0; i < h->n; i++) n += kvr_text_is_nocase(kvr_headers_name(h, i), name);
+    size_t n = 0, len = strlen(name);
+    for (size_t i = 0; i < h->n; i++) n += is_named(h, i, name, len);
     return n;
 }
 

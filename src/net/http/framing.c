@@ -59,15 +59,32 @@ void kvr__framing_chunks(struct kvr__framing *f)
     f->extensions = 0;
 }
 
-/* RFC 9110, 5.6.2 */
+/* RFC 9110, 5.6.2: what a token consists of, and what a header's value does. */
+enum { TOKEN = 1, TEXT = 2, BOTH = TOKEN | TEXT };
+
+static const uint8_t kinds[256] = {['\t'] = TEXT,         [' '] = TEXT,         ['!'] = BOTH,         ['"'] = TEXT,
+                                   ['#' ... '\''] = BOTH, ['(' ... ')'] = TEXT, ['*' ... '+'] = BOTH, [','] = TEXT,
+                                   ['-' ... '.'] = BOTH,  ['/'] = TEXT,         ['0' ... '9'] = BOTH, [':' ... '@'] = TEXT,
+                                   ['A' ... 'Z'] = BOTH,  ['[' ... ']'] = TEXT, ['^' ... 'z'] = BOTH, ['{'] = TEXT,
+                                   ['|'] = BOTH,          ['}'] = TEXT,         ['~'] = BOTH,         [0x80 ... 0xff] = TEXT};
+
 static bool is_token(unsigned char c)
 {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || (c && strchr("!#$%&'*+-.^_`|~", c));
+    return kinds[c] & TOKEN;
 }
 
 static bool is_text(unsigned char c)
 {
-    return c == '\t' || (c >= 0x20 && c != 0x7f);
+    return kinds[c] & TEXT;
+}
+
+/* Bytes after which the state is the same: what heads mostly consist of. */
+static size_t run_of(uint8_t state, const char *data, size_t len)
+{
+    uint8_t kind = state == VALUE ? TEXT : state == NAME ? TOKEN : 0;
+    size_t n = 0;
+    while (n < len && kinds[(unsigned char)data[n]] & kind) n++;
+    return n;
 }
 
 static int hex(unsigned char c)
@@ -144,6 +161,10 @@ long kvr__framing_scan(struct kvr__framing *f, const char *data, size_t len)
             if (!f->chunk_left) f->state = CHUNK_DATA_CR;
             continue;
         }
+        size_t run = run_of(f->state, data + i, KVR_MIN(len - i, KVR_HTTP_HEAD_MAX - f->section));
+        i += run;
+        f->section += run;
+        if (i == len) break;
         unsigned char c = (unsigned char)data[i++];
         int next = f->state <= STATUS_LINE ? start_line(f, c) : f->state < HEAD_OVER ? header_line(f, c) : chunk(f, c);
         if (next < 0) return KVR__FRAMING_BAD;

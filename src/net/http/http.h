@@ -17,6 +17,8 @@
 #define KVR_NET_HTTP_H
 
 #include <stdatomic.h>
+#include <string.h>
+#include <strings.h>
 #include <uv.h>
 
 #include "base/base.h"
@@ -52,15 +54,47 @@ struct kvr_text {
     size_t len;
 };
 
+/* Inline, as names are compared more often than all else: of a literal the length is known, and mostly it decides. */
+static inline bool kvr_text_is(struct kvr_text t, const char *s) /* exact */
+{
+    size_t n = strlen(s);
+    return t.len == n && t.ptr && memcmp(t.ptr, s, n) == 0;
+}
+static inline bool kvr_text_is_nocase(struct kvr_text t, const char *s)
+{
+    size_t n = strlen(s);
+    return t.len == n && t.ptr && strncasecmp(t.ptr, s, n) == 0;
+}
+static inline bool kvr_text_begins_nocase(struct kvr_text t, const char *s)
+{
+    size_t n = strlen(s);
+    return t.len >= n && strncasecmp(t.ptr, s, n) == 0;
+}
+
+/* A row of a table of names. */
+#define KVR_TEXT(literal)                                                                                                                  \
+    {                                                                                                                                      \
+        literal, sizeof literal - 1                                                                                                        \
+    }
+/* In any case of letters. */
+static inline bool kvr_text_is_one_of(struct kvr_text t, const struct kvr_text *names, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (t.len == names[i].len && strncasecmp(t.ptr, names[i].ptr, t.len) == 0) return true;
+    return false;
+}
+
 /* First header of that name (any case), or an absent text. */
-struct kvr_text kvr_headers_get(const struct kvr_headers *h, const char *name);
+struct kvr_text kvr__headers_get(const struct kvr_headers *h, const char *name, size_t len);
+static inline struct kvr_text kvr_headers_get(const struct kvr_headers *h, const char *name)
+{
+    return kvr__headers_get(h, name, strlen(name));
+}
 struct kvr_text kvr_headers_name(const struct kvr_headers *h, size_t i);
 struct kvr_text kvr_headers_value(const struct kvr_headers *h, size_t i);
 /* One more, copied. Returns: 0, or -1 over a limit or, with h->text.failed, without memory. */
 int kvr_headers_add(struct kvr_headers *h, struct kvr_text name, struct kvr_text value);
 void kvr_headers_free(struct kvr_headers *h);
-bool kvr_text_is(struct kvr_text t, const char *s); /* exact */
-bool kvr_text_is_nocase(struct kvr_text t, const char *s);
 /* A part of a path, percent-decoded, in out. Returns: false: it is empty, has a NUL, or is longer than cap - 1 bytes. */
 bool kvr_path_decode(struct kvr_text part, char *out, size_t cap);
 /* A query parameter, percent-decoded, in out. Returns: 1; 0 absent; -1 there, but longer than cap - 1 bytes or with a NUL: no
@@ -119,10 +153,14 @@ struct kvr_http_shared {
     struct kvr_addresses *addresses;  /* NULL: connections are not counted by address */
     struct kvr_addresses *unfinished; /* bytes of bodies that are not whole, by their payers' numbers; one that goes beyond is refused with
                                        * 429. NULL: they are not counted */
-    _Atomic uint64_t addresses_refused, bodies_held, bodies_refused, bodies_over_share, write_timeouts, answers_broken, accept_failures,
-        evicted, delayed, handshakes, handshakes_failed;
+    _Atomic uint64_t addresses_refused, bodies_held, bodies_spare, bodies_refused, bodies_over_share, write_timeouts, answers_broken,
+        accept_failures, evicted, delayed, handshakes, handshakes_failed;
     _Atomic uint64_t last_answers, cut_off; /* since kvr_http_server_lame: answers that ended; those that kvr_http_server_close broke off */
 };
+
+/* The thread keeps memory of large bodies that are over for those that come, up to so many bytes (net/http/spares.c). 0: no more; what it
+ * has is given back. Before a thread that has kept some ends. */
+void kvr_http_spares_keep(size_t bytes_max);
 
 struct kvr_http_port {
     const char *name; /* a label in the metrics */

@@ -55,6 +55,14 @@ int kvr__headers_framing(const struct kvr_headers *h, bool *chunked);
 /* Counts n bytes of a body that has `whole` so far against the budget, of which the last quarter is for small bodies: large ones cannot
  * keep those out. false: it is used up, and that is counted. */
 bool kvr__bodies_reserve(struct kvr_http_shared *s, size_t n, size_t whole);
+bool kvr__bodies_try(struct kvr_http_shared *s, size_t n, size_t whole); /* the same, and nothing is counted */
 void kvr__bodies_release(struct kvr_http_shared *s, size_t n);
+
+/* Memory that a body of this thread had before (http/spares.c), of a size between these. NULL: there is none. */
+enum { KVR__SPARE_MIN = 32 * 1024 };
+char *kvr__spare_take(size_t least, size_t most, size_t *cap);
+/* Of a body that is over, on any thread. */
+void kvr__spare_or_free(struct kvr_http_shared *shared, char *data, size_t cap);
+void kvr__spares_age(void); /* each second */
 
 #endif

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <strings.h>
 
-enum { BODY_FIRST = 4096, SLACK_MAX = 64 * 1024 };
+enum { BODY_FIRST = 4096, SLACK_MAX = 64 * 1024, STRAIGHT_MIN = 16 * 1024, PROMISED_MAX = 16 /* times what has come */ };
 
 /* ---- memory ------------------------------------------------------------------------------------------ */
 
@@ -26,7 +26,8 @@ static void free_arriving(struct kvr_http_conn *c)
 {
     leave_share(c);
     kvr__bodies_release(c->server->shared, c->arriving.cap);
-    kvr_buf_free(&c->arriving);
+    kvr__spare_or_free(c->server->shared, c->arriving.data, c->arriving.cap);
+    c->arriving = (struct kvr_buf){0};
 }
 
 void kvr__request_free(struct kvr_http_conn *c)
@@ -50,6 +51,23 @@ void kvr__request_begin(struct kvr_http_conn *c)
     c->fail_status = 0;
 }
 
+/* All that was promised, in memory that is there already. Returns: false: there is none. */
+static bool take_spare(struct kvr_http_conn *c, size_t need, uint64_t promised)
+{
+    struct kvr_buf *b = &c->arriving;
+    size_t cap;
+    if (b->cap || promised < KVR__SPARE_MIN || promised / PROMISED_MAX > need) return false;
+    char *p = kvr__spare_take((size_t)promised, (size_t)promised + SLACK_MAX, &cap);
+    if (!p) return false;
+    if (!kvr__bodies_try(c->server->shared, cap, cap)) {
+        kvr__spare_or_free(c->server->shared, p, cap);
+        return false;
+    }
+    b->data = p;
+    b->cap = cap;
+    return true;
+}
+
 /* Room for `more` bytes of body, which grows with what has come, not with what was promised. Returns: 0, or -1: over budget, or
  * -2: no memory. */
 static int reserve(struct kvr_http_conn *c, size_t more, uint64_t promised)
@@ -57,7 +75,7 @@ static int reserve(struct kvr_http_conn *c, size_t more, uint64_t promised)
     struct kvr_buf *b = &c->arriving;
     struct kvr_http_shared *shared = c->server->shared;
     size_t need = b->len + more, cap = KVR_MAX(need, KVR_MAX(2 * b->cap, (size_t)BODY_FIRST));
-    if (need <= b->cap) return 0;
+    if (need <= b->cap || take_spare(c, need, promised ? promised : need)) return 0;
     if (promised && promised < cap) cap = KVR_MAX(need, (size_t)promised);
     if (!kvr__bodies_reserve(shared, cap - b->cap, cap)) return -1;
     char *p = realloc(b->data, cap);
@@ -70,13 +88,14 @@ static int reserve(struct kvr_http_conn *c, size_t more, uint64_t promised)
     return 0;
 }
 
-static uint64_t payer_of(const struct kvr_http_conn *c)
+static uint64_t payer_of(struct kvr_http_conn *c)
 {
     struct sockaddr_storage from = {0};
     int len = sizeof from;
     if (c->request.room.payer) return c->request.room.payer;
-    if (c->counted) return c->address;
-    return uv_tcp_getpeername(&c->tcp, (struct sockaddr *)&from, &len) ? 0 : kvr_address_of((struct sockaddr *)&from);
+    if (!c->address && uv_tcp_getpeername(&c->tcp, (struct sockaddr *)&from, &len) == 0)
+        c->address = kvr_address_of((struct sockaddr *)&from);
+    return c->address;
 }
 
 /* After a piece of input, so that a body that has come in one is never counted. */
@@ -268,23 +287,35 @@ static int on_head_complete(llhttp_t *p)
     return meet_expectation(c, has_body);
 }
 
-int kvr__request_body(struct kvr_http_conn *c, const char *at, size_t len, uint64_t more)
+int kvr__request_body(struct kvr_http_conn *c, const char *at, size_t len, uint64_t promised)
 {
     size_t max = c->server->config.body_max;
     if (len > max || c->arriving.len > max - len) return fail(c, 413, c->server->too_large);
     if (c->arriving.len + len > c->request.room.bytes) return leave_body(c, c->arriving.len + len);
-    int rc = reserve(c, len, more ? c->arriving.len + len + more : 0);
+    int rc = reserve(c, len, promised);
     if (rc == -1) return fail(c, 503, "too many request bodies are held at once; try again later");
     if (rc) return no_memory(c);
-    memcpy(c->arriving.data + c->arriving.len, at, len);
+    char *end = c->arriving.data + c->arriving.len;
+    if (at != end) memcpy(end, at, len); /* else it was read into its place */
     c->arriving.len += len;
     kvr__conn_deadline(c, c->server->config.body_timeout_s);
     return 0;
 }
 
+bool kvr__request_straight(struct kvr_http_conn *c, uv_buf_t *place)
+{
+    struct kvr_buf *b = &c->arriving;
+    bool in_body = b->len && !kvr__framing_in_head(&c->framing) && !kvr__framing_in_chunks(&c->framing);
+    size_t room = in_body ? KVR_MIN(b->cap - b->len, (size_t)c->parser.content_length) : 0;
+    if (room < STRAIGHT_MIN || c->tls || c->answering || c->lingering || c->ahead.len) return false;
+    *place = uv_buf_init(b->data + b->len, (unsigned)KVR_MIN(room, (size_t)KVR_HTTP_HIGH_WATER));
+    return true;
+}
+
 static int on_body(llhttp_t *p, const char *at, size_t len)
 {
-    return kvr__request_body(conn_of(p), at, len, p->flags & F_CONTENT_LENGTH ? p->content_length : 0);
+    struct kvr_http_conn *c = conn_of(p);
+    return kvr__request_body(c, at, len, p->flags & F_CONTENT_LENGTH ? c->arriving.len + len + p->content_length : 0);
 }
 
 int kvr__request_body_over(struct kvr_http_conn *c)

@@ -51,7 +51,7 @@ static void on_alloc(uv_handle_t *h, size_t hint, uv_buf_t *buf)
 {
     struct kvr_http_conn *c = h->data;
     (void)hint;
-    *buf = uv_buf_init(c->server->read_buffer, sizeof c->server->read_buffer);
+    if (!kvr__request_straight(c, buf)) *buf = uv_buf_init(c->server->read_buffer, sizeof c->server->read_buffer);
 }
 
 /* The connection ends: was it before TLS stood? */
@@ -280,6 +280,7 @@ static void on_sweep(uv_timer_t *t)
         next = c->next;
         look_at(c, now);
     }
+    kvr__spares_age();
     if (wants_connections(s)) take_connections(s);
 }
 

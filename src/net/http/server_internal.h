@@ -108,8 +108,10 @@ void kvr__request_parse_ahead(struct kvr_http_conn *c);
 /* The parts of a request, as they come. Each but the last returns 0, or that it is over: refused (fail_status, fail_text), or to be handed
  * over without its body (request.body_unread). A body follows the head, of `promised` bytes (0: not said). */
 int kvr__request_room(struct kvr_http_conn *c, uint64_t promised);
-int kvr__request_body(struct kvr_http_conn *c, const char *at, size_t len, uint64_t more); /* of which so many are to come; 0: not said */
+int kvr__request_body(struct kvr_http_conn *c, const char *at, size_t len, uint64_t promised); /* of all; 0: not said */
 int kvr__request_body_over(struct kvr_http_conn *c);
+/* Where bytes of a body, and none behind it, can be read to without being copied. Returns: false: nowhere. */
+bool kvr__request_straight(struct kvr_http_conn *c, uv_buf_t *place);
 /* Reads c->target. Returns: NULL, or what is wrong with it. */
 const char *kvr__request_target(struct kvr_http_conn *c, bool is_options);
 void kvr__request_dispatch(struct kvr_http_conn *c);

@@ -20,6 +20,7 @@
 #include "app/serve/peers/replicas.h"
 #include "app/serve/tokenizers/tokenizers.h"
 #include "app/serve/workers/table/worker.h"
+#include "app/serve/workers/views/views.h"
 #include "app/serve/workers/workers.h"
 #include "base/log.h"
 #include "net/http/access.h"
@@ -50,6 +51,7 @@ static void set_mode(struct admin *admin, struct kvr_http_conn *c, struct kvr_js
         return;
     }
     workers_set_mode(admin->workers, mode);
+    if (mode == KVR_MODE_KV) views_want(admin->workers);
     admin_ok(c, 200);
 }
 

@@ -13,6 +13,7 @@
 #include "app/serve/data/choice/domains.h"
 #include "app/serve/data/choice/question.h"
 #include "app/serve/workers/table/worker.h"
+#include "app/serve/workers/views/views.h"
 #include "app/serve/workers/workers.h"
 
 /* In place of a member's name. */
@@ -463,6 +464,7 @@ static bool read_question(struct admin *admin, struct kvr_http_conn *c, struct k
     memset(q, 0, sizeof *q);
     q->admin = admin;
     q->two = two;
+    views_want(admin->workers);
     const char *bad = read_fields(o, admin->text_ids, q);
     if (!bad && !read_override(o, &q->override, name, sizeof name)) bad = name;
     if (bad) {

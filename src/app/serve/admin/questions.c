@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "app/serve/workers/engines/engine_load.h"
+#include "app/serve/workers/views/views.h"
 #include "app/serve/workers/workers.h"
 #include "recover/event_json.h"
 
@@ -317,6 +318,7 @@ void admin_dump_write(struct admin *admin, struct kvr_buf *b)
 {
     size_t n = 0;
     struct dump_row *rows = calloc(workers_count(admin->workers) + 1, sizeof *rows);
+    views_want(admin->workers);
     for (const struct worker *w = workers_first(admin->workers); w && rows; w = w->next) {
         struct dump_row *r = &rows[n++];
         r->worker = (struct kvr_worker){w->id, w->dp_start};

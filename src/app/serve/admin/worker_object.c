@@ -119,7 +119,7 @@ static void put_views(struct admin *admin, struct kvr_buf *b, const struct worke
         kvr_json_put_str(b, "trust", "untrusted");
         kvr_json_key(b, "trusted");
         kvr_json_bool(b, false);
-        kvr_json_put_str(b, "reason", views_why_none(w));
+        kvr_json_put_str(b, "reason", views_why_none(admin->workers, w));
         kvr_json_put_u64(b, "blocks", 0);
         kvr_json_close(b, '}');
     }

@@ -16,6 +16,7 @@ enum {
     REMOTES_MAX = 16,
     ID_MAX = 128,
     TRIES_MAX = 8,
+    SPARE_BODIES_MAX = 4 << 20, /* bytes, of a loop */
     STATUS_CLIENT_GONE = 499
 };
 

@@ -8,6 +8,7 @@
 
 #include "app/serve/config/models_file.h"
 #include "app/serve/config/room.h"
+#include "app/serve/workers/views/views.h"
 #include "wire/prom_page.h"
 
 struct models_config {
@@ -64,8 +65,17 @@ static struct models_config *config_new(struct config *config, const void *text,
     return NULL;
 }
 
+/* Is one of them routed by what is cached, whatever the others are? */
+static bool routes_by_kv(const struct models_file *f)
+{
+    for (size_t i = 0; i < f->n; i++)
+        if (model_option(&f->rules[i].options, MODEL_ROUTER_MODE, KVR_MODE_DIRECT) == KVR_MODE_KV) return true;
+    return false;
+}
+
 static void exchange(struct config *config, struct models_config *c)
 {
+    if (c && routes_by_kv(&c->file)) views_want(config->workers);
     kvr_lock(&config->models_lock);
     struct models_config *before = config->models;
     config->models = c;

@@ -74,7 +74,9 @@ static void close_handle(uv_handle_t *h, void *arg)
 static void *loop_main(void *arg)
 {
     struct loop *l = arg;
+    kvr_http_spares_keep(SPARE_BODIES_MAX);
     uv_run(&l->uv, UV_RUN_DEFAULT);
+    kvr_http_spares_keep(0);
     return NULL;
 }
 

@@ -479,6 +479,12 @@ static bool fill_in_legs(struct decision_legs *d, const struct request *r)
     return true;
 }
 
+/* As much of it as there is room for in a text of zeroes. */
+static void copy_name(char *out, size_t cap, const char *name)
+{
+    memcpy(out, name, strnlen(name, cap - 1));
+}
+
 static void record_decision(const struct attempt *a)
 {
     const struct request *r = a->request;
@@ -503,11 +509,11 @@ static void record_decision(const struct attempt *a)
                          .other_ms = a->other_ms,
                          .table = a->table};
     memcpy(d.tier_blocks, a->result.tier_blocks, sizeof d.tier_blocks);
-    snprintf(d.id, sizeof d.id, "%s", r->id);
-    snprintf(d.model, sizeof d.model, "%.47s", r->model);
-    snprintf(d.asked_model, sizeof d.asked_model, "%.47s", request_asked_model(r));
+    copy_name(d.id, sizeof d.id, r->id);
+    copy_name(d.model, sizeof d.model, r->model);
+    copy_name(d.asked_model, sizeof d.asked_model, request_asked_model(r));
+    copy_name(d.reason, sizeof d.reason, a->reason);
     d.fallback = r->fell_back;
-    snprintf(d.reason, sizeof d.reason, "%.31s", a->reason);
     fill_in_answering(&d, r);
     decisions_add(data_of(r)->decisions, &d, fill_in_legs(&legs, r) ? &legs : NULL);
 }

@@ -293,22 +293,19 @@ void attempt_hear_end(struct attempt *a, bool whole)
 
 static bool is_ours(struct kvr_text name)
 {
-    static const char *const names[] = {"host",
-                                        "content-length",
-                                        "expect",
-                                        "accept-encoding",
-                                        "x-request-id",
-                                        "x-data-parallel-rank",
-                                        "x-worker-instance-id",
-                                        "x-prefill-instance-id",
-                                        "x-prefill-dp-rank",
-                                        "x-dynamo-prefill-instance-id",
-                                        "x-dynamo-prefill-dp-rank",
-                                        "x-request-priority"};
-    if (is_of_router(name)) return true;
-    for (size_t i = 0; i < KVR_ARRAY_LEN(names); i++)
-        if (kvr_text_is_nocase(name, names[i])) return true;
-    return false;
+    static const struct kvr_text names[] = {KVR_TEXT("host"),
+                                            KVR_TEXT("content-length"),
+                                            KVR_TEXT("expect"),
+                                            KVR_TEXT("accept-encoding"),
+                                            KVR_TEXT("x-request-id"),
+                                            KVR_TEXT("x-data-parallel-rank"),
+                                            KVR_TEXT("x-worker-instance-id"),
+                                            KVR_TEXT("x-prefill-instance-id"),
+                                            KVR_TEXT("x-prefill-dp-rank"),
+                                            KVR_TEXT("x-dynamo-prefill-instance-id"),
+                                            KVR_TEXT("x-dynamo-prefill-dp-rank"),
+                                            KVR_TEXT("x-request-priority")};
+    return is_of_router(name) || kvr_text_is_one_of(name, names, KVR_ARRAY_LEN(names));
 }
 
 static void put_client_headers(const struct request *r, const struct kvr_headers *headers, struct kvr_buf *h)

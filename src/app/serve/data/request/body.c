@@ -111,7 +111,7 @@ static void body_tokens(struct request *r, struct kvr_openai_request *rq, struct
     }
     make_question(r);
     if (!bytes || !r->ask) return;
-    if (kvr_openai_parse(json, r->ask->data, r->ask->len, &question, &why) == 0) { /* the body's values are gone now */
+    if (kvr_openai_parse(json, r->ask->data, r->ask->len, KVR_JSON_ALL, &question, &why) == 0) { /* the body's values are gone now */
         question.text_max = rq->text_max;
         byte_tokens(r, &question);
     }
@@ -224,23 +224,31 @@ static struct named_ask ask_of(const struct kvr_openai_request *rq)
     return ask;
 }
 
+/* Returns: false: it is refused. */
+static bool parse(struct request *r, struct kvr_json_parser *json, enum kvr_json_wanted wanted, struct kvr_openai_request *rq)
+{
+    const char *why = "out of memory";
+    int rc = json ? kvr_openai_parse(json, r->body ? r->body->data : NULL, r->body_len, wanted, rq, &why) : -KVR_ENOMEM;
+    if (rc) refuse_body(r, rc == -KVR_ENOMEM ? 503 : 400, why);
+    return rc == 0;
+}
+
+/* Who is not routed by its tokens has no use for what the prompt says. The model may say something else of that, once it is known. */
+static enum kvr_json_wanted wanted_of(const struct request *r)
+{
+    return request_wants_tokens(r) ? KVR_JSON_NO_ELEMENTS : KVR_JSON_NO_PROMPT;
+}
+
 /* What routing needs of a JSON body, or what is wrong with it. May run on a thread: see the top. */
 static void read_json(struct request *r, struct kvr_json_parser *json)
 {
     struct kvr_openai_request rq;
     enum named_model named;
-    const char *why = "out of memory";
-    int rc = json ? kvr_openai_parse(json, r->body ? r->body->data : NULL, r->body_len, &rq, &why) : -KVR_ENOMEM;
-    if (rc) {
-        refuse_body(r, rc == -KVR_ENOMEM ? 503 : 400, why);
-        return;
-    }
+    enum kvr_json_wanted wanted = wanted_of(r);
+    if (!parse(r, json, wanted, &rq)) return;
     struct named_ask ask = ask_of(&rq);
     if (!take_model(r, &ask, &named)) return;
-    if (named == NAMED_ANOTHER && kvr_openai_parse(json, r->body->data, r->body_len, &rq, &why) != 0) {
-        out_of_memory(r);
-        return;
-    }
+    if ((named == NAMED_ANOTHER || wanted_of(r) < wanted) && !parse(r, json, wanted_of(r), &rq)) return;
     take_members(r, &rq);
     if (r->routed && workers_have_roles(data_of(r)->workers)) read_split(r);
     rq.text_max = data_of(r)->o->max_prompt_text;

@@ -53,7 +53,7 @@ static bool ends_with(struct kvr_text t, const char *s)
 static bool is_origin(struct kvr_text t)
 {
     if (kvr_text_is(t, "*") || kvr_text_is(t, "null")) return true;
-    const char *mark = memmem(t.ptr, t.len, "://", 3);
+    const char *mark = t.ptr ? memmem(t.ptr, t.len, "://", 3) : NULL;
     if (!mark || mark == t.ptr || mark + 3 == t.ptr + t.len) return false;
     for (const char *p = t.ptr; p < t.ptr + t.len; p++) {
         if ((unsigned char)*p <= ' ' || (unsigned char)*p > 0x7e || strchr("\"*?#@\\<>", *p)) return false;

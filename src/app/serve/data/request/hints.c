@@ -31,19 +31,19 @@ struct kvr_text hint_get(const struct kvr_headers *h, enum hint hint)
 /* Those that say something to the router, name the request, or say how its body is to be read. */
 static bool is_hint(struct kvr_text name)
 {
-    static const char *const beginnings[] = {"x-kvroute-",           "x-dynamo-",         "x-prefill-",           "x-request-",
-                                             "x-session-",           "x-worker-",         "x-data-parallel-rank", "content-type",
-                                             "x-gateway-inference-", "x-llm-d-inference-"};
-    for (size_t i = 0; i < KVR_ARRAY_LEN(beginnings); i++) {
-        size_t n = strlen(beginnings[i]);
-        if (name.len >= n && strncasecmp(name.ptr, beginnings[i], n) == 0) return true;
-    }
+    static const char *const beginnings[] = {"x-kvroute-",        "x-dynamo-", "x-prefill-",           "x-request-",
+                                             "x-session-",        "x-worker-", "x-data-parallel-rank", "x-gateway-inference-",
+                                             "x-llm-d-inference-"};
+    if (!kvr_text_begins_nocase(name, "x-")) return kvr_text_begins_nocase(name, "content-type");
+    for (size_t i = 0; i < KVR_ARRAY_LEN(beginnings); i++)
+        if (kvr_text_begins_nocase(name, beginnings[i])) return true;
     return false;
 }
 
 /* HINTS: it has one name only. */
 static enum hint hint_of(struct kvr_text name)
 {
+    if (!kvr_text_begins_nocase(name, "x-")) return HINTS;
     for (int i = 0; i < HINTS; i++)
         for (size_t k = 0; k < 3 && names[i][k]; k++)
             if (kvr_text_is_nocase(name, names[i][k])) return (enum hint)i;

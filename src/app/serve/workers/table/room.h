@@ -69,6 +69,7 @@ struct workers {
     struct kvr_ingest *ingest;    /* NULL: caches are predicted */
     struct kvr_view_store *store; /* NULL: no data directory, or the process before has it yet. Main loop's */
     bool disk_refused;            /* it cannot be had */
+    _Atomic bool views_wanted;    /* something reads views, or has read some; the main loop sets it */
     struct kvr_durable_feed *durable;
     struct kvr_plane_feed *feed;      /* NULL: each source has its own socket */
     struct kvr_recorder *recorder;    /* NULL: nothing is recorded */

@@ -280,8 +280,17 @@ static int open_disk(struct workers *ws, unsigned patience_ms)
     return rc;
 }
 
+/* Does something read views from the start on? */
+static bool reads_views(const struct serve_options *o)
+{
+    const int kv_leg = KVR_MODE_KV + 1;
+    bool routes = o->mode == KVR_MODE_KV || o->prefill_mode == kv_leg || o->decode_mode == kv_leg;
+    return routes || o->select_only || o->serve_indexer || o->record_events || o->data_dir || o->plane.plane != KVR_PLANE_ZMQ;
+}
+
 int views_start(struct workers *ws)
 {
+    if (reads_views(ws->o)) atomic_store(&ws->views_wanted, true);
     if (!ws->o->kv_events || ws->o->overlap_credit <= 0 || ws->o->use_remote_indexer) return 0;
     struct kvr_recorder_config rc = {ws->o->record_events, ws->o->record_max_lines, ws->o->record_max_count, ws->o->record_max_secs};
     char err[400];
@@ -369,7 +378,7 @@ void views_stop(struct workers *ws)
 
 bool views_has_source(const struct workers *ws, const struct worker *w, uint32_t place)
 {
-    bool usable = ws->ingest && !w->learnt.waits && !w->learnt.ranks_unknown;
+    bool usable = ws->ingest && atomic_load(&ws->views_wanted) && !w->learnt.waits && !w->learnt.ranks_unknown;
     return usable && (w->ranks[place].endpoints[RANK_EVENTS][0] || ws->o->plane.plane != KVR_PLANE_ZMQ);
 }
 
@@ -382,8 +391,9 @@ bool views_describe(struct workers *ws, const struct worker *w, uint32_t place, 
     return true;
 }
 
-const char *views_why_none(const struct worker *w)
+const char *views_why_none(const struct workers *ws, const struct worker *w)
 {
+    if (!atomic_load(&ws->views_wanted)) return "nothing reads it: it is followed when something is routed by kv, or asks what is cached";
     if (w->learnt.waits) return "waiting for what the engine says of itself";
     if (w->learnt.ranks_unknown) return "the engine has several data-parallel ranks, and does not take one";
     return "no KV events endpoint is configured";
@@ -427,6 +437,12 @@ void views_follow(struct workers *ws, const struct worker *w, struct partition *
         if (partition->index) join_pool(w, partition, src.worker);
         if (views_has_source(ws, w, r)) follow(ws, w, partition, &src);
     }
+}
+
+void views_want(struct workers *ws)
+{
+    if (atomic_exchange(&ws->views_wanted, true)) return;
+    for (const struct worker *w = ws->workers; w; w = w->next) views_follow(ws, w, w->partition);
 }
 
 void views_unfollow(struct workers *ws, uint64_t id)

@@ -22,6 +22,9 @@ uint64_t views_moment(const struct workers *ws);   /* rises with events that sup
 bool views_move(const struct workers *ws);         /* has the ingest thread gone round since this was asked last? Main loop */
 bool views_durable_runs(const struct workers *ws); /* main loop */
 int views_start_durable(struct workers *ws);       /* when the workers that are configured are followed */
+/* Something reads views, or is about to: from now on they are followed, if they were not yet. Until then, where the mode of choosing and
+ * the options have no use for them, nothing is heard of events. Main loop. */
+void views_want(struct workers *ws);
 void views_follow(struct workers *ws, const struct worker *w, struct partition *partition);
 void views_unfollow(struct workers *ws, uint64_t id);
 /* A prompt that a rank has answered, whose view was partial when it was chosen. */
@@ -30,7 +33,7 @@ void views_expect_reports(struct workers *ws, struct worker *w); /* before such 
 enum kvr_view_knowledge views_knowledge(const struct worker *w, uint32_t rank);
 /* Do KV events of this rank (by place) come from somewhere? */
 bool views_has_source(const struct workers *ws, const struct worker *w, uint32_t place);
-const char *views_why_none(const struct worker *w); /* of a worker without one; static */
+const char *views_why_none(const struct workers *ws, const struct worker *w); /* of a worker without one; static */
 struct kvr_view_of;
 /* A rank with a stream of its own, by what any process knows of it: model, group, endpoint. Returns: false: it has none. Main loop. */
 bool views_describe(struct workers *ws, const struct worker *w, uint32_t place, struct kvr_view_of *of);
