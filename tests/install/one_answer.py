@@ -86,8 +86,8 @@ def accepts():
 
 
 def replaced(mock, server):
-    with request("/v1/completions", {"model": "mock", "prompt": [1, 2, 3], "max_tokens": 1000, "stream": True}) as answer:
-        lines = [answer.readline()]  # of a second's worth of them
+    with request("/v1/completions", {"model": "mock", "prompt": [1, 2, 3], "max_tokens": 6000, "stream": True}) as answer:
+        lines = [answer.readline()]  # of some seconds of them
         mock.send_signal(signal.SIGSTOP)  # so that the answer is not over before the command is
         subprocess.run(args.meanwhile, shell=True, check=True)
         server.send_signal(signal.SIGTERM)
@@ -96,7 +96,7 @@ def replaced(mock, server):
         serve()
         lines += answer.readlines()
     tokens = [line for line in lines if line.startswith(b"data: {")]
-    assert b"data: [DONE]\n" in lines and len(tokens) >= 1000, len(tokens)
+    assert b"data: [DONE]\n" in lines and len(tokens) >= 6000, len(tokens)
     assert server.wait(60) == 0
     log.seek(0)
     said = log.read()
