@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A mock engine and `serve` of a program; a prompt is answered through them, and the second time it is known where its blocks are. With
---meanwhile a command runs while an answer is open, and then the next `serve` begins: nothing of the answer is lost. Ports are fixed: the
-machine is the test's own."""
+"""A mock engine and `serve` of a program; a prompt is answered through them, and the second time it is known where its blocks are. `epp`
+beside them says by gRPC that it can choose. With --meanwhile a command runs while an answer is open, and then the next `serve` begins:
+nothing of the answer is lost. Ports are fixed: the machine is the test's own."""
 import argparse
 import json
 import signal
@@ -48,6 +48,26 @@ def known_blocks():
         return int(answer.headers["x-kvroute-overlap-blocks"])
 
 
+def picks():
+    """What grpc.health.v1 is asked by hand, and answers: SERVING."""
+    def frame(kind, flags, stream, body):
+        return len(body).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + body
+
+    def message(data):
+        return b"\0" + len(data).to_bytes(4, "big") + data
+
+    head = {":method": "POST", ":scheme": "http", ":path": "/grpc.health.v1.Health/Check", ":authority": "x", "content-type": "application/grpc", "te": "trailers"}
+    fields = b"".join(b"\0" + bytes([len(k)]) + k.encode() + bytes([len(v)]) + v.encode() for k, v in head.items())
+    with socket.create_connection(("127.0.0.1", 9002), timeout=60) as s:
+        s.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"") + frame(1, 4, 1, fields) + frame(0, 1, 1, message(b"\n\x09readiness")))
+        with s.makefile("rb") as answer:
+            while at := answer.read(9):
+                body = answer.read(int.from_bytes(at[:3], "big"))
+                if at[3] == 0:
+                    return body == message(b"\x08\1")
+    return False
+
+
 def start(*options, **how):
     running.append(subprocess.Popen([args.kvroute, *options], **how))
     return running[-1]
@@ -55,7 +75,7 @@ def start(*options, **how):
 
 def serve():
     server = start("serve", "--lame-duck-time", "0", *(["--config", args.config] if args.config else []),
-                   "--worker", "http://127.0.0.1:18101,events=tcp://127.0.0.1:18102,replay=tcp://127.0.0.1:18103", stderr=log)
+                   "--worker", WORKER, stderr=log)
     until("the router is not ready", is_ready)
     return server
 
@@ -66,8 +86,8 @@ def accepts():
 
 
 def replaced(mock, server):
-    with request("/v1/completions", {"model": "mock", "prompt": [1, 2, 3], "max_tokens": 1000, "stream": True}) as answer:
-        lines = [answer.readline()]  # of a second's worth of them
+    with request("/v1/completions", {"model": "mock", "prompt": [1, 2, 3], "max_tokens": 6000, "stream": True}) as answer:
+        lines = [answer.readline()]  # of some seconds of them
         mock.send_signal(signal.SIGSTOP)  # so that the answer is not over before the command is
         subprocess.run(args.meanwhile, shell=True, check=True)
         server.send_signal(signal.SIGTERM)
@@ -76,7 +96,7 @@ def replaced(mock, server):
         serve()
         lines += answer.readlines()
     tokens = [line for line in lines if line.startswith(b"data: {")]
-    assert b"data: [DONE]\n" in lines and len(tokens) >= 1000, len(tokens)
+    assert b"data: [DONE]\n" in lines and len(tokens) >= 6000, len(tokens)
     assert server.wait(60) == 0
     log.seek(0)
     said = log.read()
@@ -84,6 +104,7 @@ def replaced(mock, server):
     print("an answer was open meanwhile, and came whole")
 
 
+WORKER = "http://127.0.0.1:18101,events=tcp://127.0.0.1:18102,replay=tcp://127.0.0.1:18103"
 running = []
 log = tempfile.TemporaryFile("w+", prefix="serve")  # what every serve says
 try:
@@ -91,6 +112,9 @@ try:
     server = serve()
     blocks = until("the events did not come", known_blocks)
     print(f"answered; {blocks} blocks of the prompt were known")
+    start("epp", "--lame-duck-time", "0", "--admin-port", "9091", "--ext-proc-tls", "off", "--worker", WORKER)
+    until("the picker is not ready", picks)
+    print("the picker can choose")
     if args.meanwhile:
         replaced(mock, server)
         assert until("the events did not come again", known_blocks)
