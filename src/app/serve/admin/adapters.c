@@ -62,15 +62,10 @@ static size_t count_done(const struct adapter_job *j)
 
 static void write_call(const struct adapter_call *c, uint64_t worker_id, struct kvr_buf *b)
 {
-    kvr_json_open(b, '{');
-    kvr_json_put_u64(b, "worker_id", worker_id);
-    kvr_json_key(b, "status");
+    kvr_json_printf(b, "{'worker_id':%ju,'status':", worker_id);
     if (c->status) kvr_json_u64(b, (uint64_t)c->status);
     else kvr_json_null(b);
-    kvr_json_key(b, "body");
-    kvr_json_str(b, c->said.data ? c->said.data : "", c->said.len);
-    kvr_json_key(b, "cut");
-    kvr_json_bool(b, c->cut);
+    kvr_json_printf(b, "'body':%.*s,'cut':%i", (int)c->said.len, c->said.data, c->cut);
     if (!c->status) kvr_json_put_str(b, "error", c->error);
     kvr_json_close(b, '}');
 }
@@ -82,16 +77,9 @@ static void answer(struct adapter_job *j)
     kvr_log("kvroute serve: adapter '%s' of model '%s': %s at %zu of %zu workers", j->lora, j->model, j->loads ? "loaded" : "unloaded",
             done, j->n);
     if (!j->conn) return;
-    kvr_json_open(&b, '{');
-    kvr_json_put_str(&b, "model_name", j->model);
-    kvr_json_put_str(&b, "lora_name", j->lora);
-    kvr_json_put_u64(&b, "done", done);
-    kvr_json_put_u64(&b, "failed", j->n - done);
-    kvr_json_key(&b, "workers");
-    kvr_json_open(&b, '[');
+    kvr_json_printf(&b, "{'model_name':%s,'lora_name':%s,'done':%ju,'failed':%ju,'workers':[", j->model, j->lora, done, j->n - done);
     for (size_t i = 0; i < j->n; i++) write_call(&j->calls[j->calls[i].same], j->calls[i].worker_id, &b);
-    kvr_json_close(&b, ']');
-    kvr_json_close(&b, '}');
+    kvr_json_printf(&b, "]}");
     kvr_http_conn_set_user(j->conn, NULL);
     admin_reply(j->conn, done == j->n ? 200 : 502, &b);
 }
@@ -140,8 +128,7 @@ static void on_said(void *ctx, const struct kvr_asked *said)
 /* What an engine of this kind reads. */
 static void write_order(const struct adapter_job *j, bool sglang, struct kvr_buf *b)
 {
-    kvr_json_open(b, '{');
-    kvr_json_put_str(b, "lora_name", j->lora);
+    kvr_json_printf(b, "{'lora_name':%s", j->lora);
     if (j->loads) kvr_json_put_str(b, "lora_path", j->path);
     if (j->loads && (sglang ? j->pinned : j->in_place)) {
         kvr_json_key(b, sglang ? "pinned" : "load_inplace");

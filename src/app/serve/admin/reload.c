@@ -246,10 +246,7 @@ void reload_tick(struct admin *admin)
 static void put_file(struct kvr_buf *b, const char *file, const char *path, const char *result, const char *error)
 {
     if (!b) return;
-    kvr_json_open(b, '{');
-    kvr_json_put_str(b, "file", file);
-    kvr_json_put_str(b, "path", path);
-    kvr_json_put_str(b, "result", result);
+    kvr_json_printf(b, "{'file':%s,'path':%s,'result':%s", file, path, result);
     if (error) kvr_json_put_str(b, "error", error);
     kvr_json_close(b, '}');
 }
@@ -292,19 +289,12 @@ static void tell_of_config(const struct admin *admin, const char *by, struct kvr
 bool reload_all(struct admin *admin, const char *by, struct kvr_buf *out)
 {
     bool good = true;
-    if (out) {
-        kvr_json_open(out, '{');
-        kvr_json_key(out, "files");
-        kvr_json_open(out, '[');
-    }
+    if (out) kvr_json_printf(out, "{'files':[");
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) good = reload_row(admin, &rows[i], by, out) && good;
     policies_warn_of_keys(admin->config);
     begin_others(admin, out);
     tell_of_config(admin, by, out);
-    if (out) {
-        kvr_json_close(out, ']');
-        kvr_json_close(out, '}');
-    }
+    if (out) kvr_json_printf(out, "]}");
     kvr_log("kvroute %s: %s: read again", serve_command(admin->o), by);
     return good;
 }

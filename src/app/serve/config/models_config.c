@@ -119,8 +119,7 @@ void models_config_write(struct config *config, struct kvr_buf *b)
 {
     const struct models_config *c = in_force(config);
     const char *path = config->o->models_file;
-    kvr_json_open(b, '{');
-    kvr_json_key(b, "config");
+    kvr_json_printf(b, "{'config':");
     models_file_write(&c->file, b);
     kvr_json_put_str(b, "source", c->put ? "api" : path ? "file" : "none");
     if (path) kvr_json_put_str(b, "path", path);

@@ -189,15 +189,10 @@ static void put_registration(struct peers *peers, const struct worker *w, uint32
     char model[MODEL_MAX + 16];
     const char *events = w->ranks[place].endpoints[RANK_EVENTS], *replay = w->ranks[place].endpoints[RANK_REPLAY];
     remote_model(peers, w->block_size, model, sizeof model);
-    kvr_json_open(b, '{');
-    kvr_json_put_u64(b, "instance_id", w->id);
-    kvr_json_put_u64(b, "dp_rank", w->dp_start + place);
-    kvr_json_put_str(b, "endpoint", *events ? events : "plane");
+    kvr_json_printf(b, "{'instance_id':%ju,'dp_rank':%u,'endpoint':%s", w->id, w->dp_start + place, *events ? events : "plane");
     if (*replay) kvr_json_put_str(b, "replay_endpoint", replay);
     if (w->recover[0]) kvr_json_put_str(b, "recover_endpoint", w->recover);
-    kvr_json_put_str(b, "model_name", model);
-    kvr_json_put_u64(b, "block_size", w->block_size);
-    kvr_json_close(b, '}');
+    kvr_json_printf(b, "'model_name':%s,'block_size':%u}", model, w->block_size);
 }
 
 /* A rank of ours: where it is, it stays. */
@@ -226,12 +221,8 @@ static void take_away(struct peers *peers, const struct place *p)
 {
     struct shards *sh = peers->shards;
     struct kvr_buf b = {0};
-    kvr_json_open(&b, '{');
-    kvr_json_put_u64(&b, "instance_id", p->worker.worker_id);
-    kvr_json_put_u64(&b, "dp_rank", p->worker.dp_rank);
-    kvr_json_put_str(&b, "routing_group", "default");
-    kvr_json_put_str(&b, "model_name", p->model);
-    kvr_json_close(&b, '}');
+    kvr_json_printf(&b, "{'instance_id':%ju,'dp_rank':%u,'routing_group':'default','model_name':%s}", p->worker.worker_id,
+                    p->worker.dp_rank, p->model);
     if (!b.failed && start_call(peers, p->shard, "/unregister", &b)) atomic_fetch_add(&sh->unregistered, 1);
     kvr_buf_free(&b);
 }

@@ -30,9 +30,7 @@ static void put_head(const struct request *r, const struct worker *w, size_t bod
 static struct kvr_http_call *call(const struct request *r, const struct worker *w, void *ctx)
 {
     struct kvr_buf text = {0}, head = {0};
-    kvr_json_open(&text, '{');
-    kvr_json_put_str(&text, "rid", r->legs->transfer.id);
-    kvr_json_close(&text, '}');
+    kvr_json_printf(&text, "{'rid':%s}", r->legs->transfer.id);
     struct kvr_body *body = text.failed ? NULL : kvr_body_copy(text.data, text.len);
     put_head(r, w, text.len, &head);
     struct kvr_http_call_config config = {.endpoint = &w->endpoint,
