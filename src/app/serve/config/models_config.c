@@ -56,7 +56,7 @@ static struct models_config *config_new(struct config *config, const void *text,
     c->put = text != NULL;
     c->since = (int64_t)time(NULL);
     const char *name = text ? "body" : config->o->models_file;
-    int rc = text ? models_file_parse(name, text, len, &c->file, err, cap) : models_file_read(name, &c->file, err, cap);
+    int rc = text ? models_file_parse(name, text, len, &c->file, err, cap) : models_file_read(name, &c->file, NULL, err, cap);
     size_t at = 0;
     if (rc == 0 && !models_config_next_misfit(config->o, name, &c->file, &at, err, cap) && make_tag(&c->file, c->tag)) return c;
     models_file_free(&c->file);
