@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "app/serve/data/request/admission.h"
 #include "app/serve/data/request/eligible.h"
 #include "app/serve/data/request/phases.h"
 #include "app/serve/tokenizers/tokenizers.h"
@@ -221,7 +222,7 @@ static void on_check_over(void *ctx, const struct kvr_asked *said)
 static bool start_check(struct token_check *k, const struct request *r)
 {
     struct kvr_buf head = {0};
-    tokenize_put_head(r, k->worker, k->question->len, &head);
+    admission_put_post(r, k->worker, "/tokenize", k->question->len, &head);
     struct kvr_ask_config config = {.loop = &k->loop->uv,
                                     .client = k->loop->client,
                                     .endpoint = &k->worker->endpoint,
