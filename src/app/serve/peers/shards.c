@@ -287,14 +287,10 @@ void shards_stop(struct peers *peers)
 void shards_metrics(struct peers *peers, struct kvr_prom_page *b)
 {
     const struct shards *sh = peers->shards;
-    const struct {
-        const char *name, *help;
-        uint64_t v;
-    } rows[] = {
-        {"registered_total", "Ranks registered with an indexer", sh ? atomic_load(&sh->registered) : 0},
-        {"unregistered_total", "Ranks taken away from an indexer", sh ? atomic_load(&sh->unregistered) : 0},
-        {"refused_total", "Of both, refused or not answered", sh ? atomic_load(&sh->refused) : 0},
+    const struct kvr_prom_row rows[] = {
+        {"registered_total", "counter", "Ranks registered with an indexer", sh ? atomic_load(&sh->registered) : 0},
+        {"unregistered_total", "counter", "Ranks taken away from an indexer", sh ? atomic_load(&sh->unregistered) : 0},
+        {"refused_total", "counter", "Of both, refused or not answered", sh ? atomic_load(&sh->refused) : 0},
     };
-    for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
-        kvr_prom_one_if(b, sh != NULL, "kvroute_indexer_shards_", rows[i].name, "counter", rows[i].help, rows[i].v);
+    kvr_prom_rows(b, sh != NULL, "kvroute_indexer_shards_", rows, KVR_ARRAY_LEN(rows));
 }
