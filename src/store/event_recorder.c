@@ -165,13 +165,10 @@ void kvr_recorder_metrics(struct kvr_recorder *r, struct kvr_prom_page *b)
 {
     struct kvr_recorder_stats s = {0};
     if (r) kvr_recorder_stats(r, &s);
-    const struct {
-        const char *name, *help;
-        uint64_t v;
-    } rows[] = {{"recorded_events_total", "KV events written to the recording", s.events},
-                {"recorder_dropped_events_total", "KV events left out because the disk was too slow", s.dropped},
-                {"recorder_files_total", "Files of the recording", s.files},
-                {"recorder_write_errors_total", "Failed writes, which end the recording", s.write_errors}};
-    for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
-        kvr_prom_one_if(b, r != NULL, "kvroute_", rows[i].name, "counter", rows[i].help, rows[i].v);
+    const struct kvr_prom_row rows[] = {
+        {"recorded_events_total", "counter", "KV events written to the recording", s.events},
+        {"recorder_dropped_events_total", "counter", "KV events left out because the disk was too slow", s.dropped},
+        {"recorder_files_total", "counter", "Files of the recording", s.files},
+        {"recorder_write_errors_total", "counter", "Failed writes, which end the recording", s.write_errors}};
+    kvr_prom_rows(b, r != NULL, "kvroute_", rows, KVR_ARRAY_LEN(rows));
 }

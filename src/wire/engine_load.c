@@ -147,6 +147,16 @@ static char *put_maybe(char *p, const char *key, bool has, uint64_t v)
     return has ? mp_encode_uint(p, v) : mp_encode_nil(p);
 }
 
+void kvr_engine_load_json(struct kvr_buf *out, const struct kvr_engine_load *load, uint64_t age_ms, bool stale)
+{
+    if (load->has_running) kvr_json_put_u64(out, "running", load->running);
+    if (load->has_waiting) kvr_json_put_u64(out, "waiting", load->waiting);
+    if (load->has_usage) kvr_json_put_double(out, "kv_usage", load->usage);
+    if (load->has_used) kvr_json_put_u64(out, "kv_used_blocks", load->used_blocks);
+    if (load->total_blocks) kvr_json_put_u64(out, "kv_total_blocks", load->total_blocks);
+    kvr_json_printf(out, "'age_ms':%ju,'stale':%i", age_ms, stale);
+}
+
 void kvr_active_load_write(struct kvr_buf *out, struct kvr_worker worker, const struct kvr_engine_load *load)
 {
     if (kvr_buf_reserve(out, ACTIVE_LOAD_MAX)) return;

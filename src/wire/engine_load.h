@@ -62,6 +62,9 @@ void kvr_engine_loads_sample(void *ctx, const struct kvr_prom_sample *s);
 bool kvr_engine_loads_of(const struct kvr_engine_loads *l, uint32_t dp_start, uint32_t dp_size, uint32_t rank, uint32_t block_size,
                          uint64_t configured_blocks, struct kvr_engine_load *out);
 
+/* What is known of it, as members of an object. */
+void kvr_engine_load_json(struct kvr_buf *out, const struct kvr_engine_load *load, uint64_t age_ms, bool stale);
+
 void kvr_active_load_write(struct kvr_buf *out, struct kvr_worker worker, const struct kvr_engine_load *load);
 /* Returns: 0; -KVR_EFORMAT. Loads that say nothing of the engine (those of schedulers) have no `has`. */
 int kvr_active_load_read(const char *data, size_t len, struct kvr_worker *worker, struct kvr_engine_load *out);

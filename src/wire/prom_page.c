@@ -117,3 +117,8 @@ void kvr_prom_one_if(struct kvr_prom_page *p, bool any, const char *prefix, cons
     kvr_prom_family(p, prefix, name, type, help);
     if (any) kvr_prom_put_u64(p, KVR_PROM_NONE, v);
 }
+
+void kvr_prom_rows(struct kvr_prom_page *p, bool any, const char *prefix, const struct kvr_prom_row *rows, size_t n)
+{
+    for (size_t i = 0; i < n; i++) kvr_prom_one_if(p, any, prefix, rows[i].name, rows[i].type, rows[i].help, rows[i].v);
+}

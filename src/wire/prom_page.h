@@ -65,5 +65,11 @@ void kvr_prom_one_double(struct kvr_prom_page *p, const char *prefix, const char
 /* The same of a family that is always there, and has its sample only where it means something (`any`). */
 void kvr_prom_one_if(struct kvr_prom_page *p, bool any, const char *prefix, const char *name, const char *type, const char *help,
                      uint64_t v);
+/* The same of several. */
+struct kvr_prom_row {
+    const char *name, *type, *help;
+    uint64_t v;
+};
+void kvr_prom_rows(struct kvr_prom_page *p, bool any, const char *prefix, const struct kvr_prom_row *rows, size_t n);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One reading of an engine's metrics: what it gives, how it fails, and that memory which runs out at any allocation costs no more than it.
- */
+/* One reading of an engine's metrics, and one question with its whole answer: what they give, how they fail, and that memory which runs out
+ * at any allocation costs no more than it. */
 #include "test.h"
 
 #include <arpa/inet.h>
@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "failing_memory.h"
+#include "net/http/ask.h"
 #include "net/http/metrics_scrape.h"
 
 /* ---- an engine ------------------------------------------------------------------------------------------------ */
@@ -192,6 +193,102 @@ static void memory_that_runs_out_under_a_report_says_so(void **state)
     assert_int_equal(write_and_read(), 0);
 }
 
+/* ---- a question ----------------------------------------------------------------------------------------------- */
+
+struct heard {
+    int calls, status;
+    bool cut, started;
+    char data[32], why[80];
+};
+
+static void on_answer(void *ctx, const struct kvr_asked *a)
+{
+    struct heard *h = ctx;
+    h->calls++;
+    h->status = a->status;
+    h->cut = a->cut;
+    assert_true(a->len < sizeof h->data);
+    memcpy(h->data, a->data, a->len);
+    snprintf(h->why, sizeof h->why, "%s", a->why ? a->why : "");
+}
+
+/* As scrape(); of an answer sixteen bytes are kept. */
+static struct heard ask(bool post, bool cancel)
+{
+    struct heard h = {0};
+    struct kvr_http_client *client = NULL;
+    struct kvr_endpoint e;
+    struct kvr_buf head = {0};
+    uv_loop_t loop;
+    assert_int_equal(kvr_endpoint_parse(engine.url, strlen(engine.url), &e), 0);
+    assert_int_equal(uv_loop_init(&loop), 0);
+    if (kvr_http_client_create(&loop, 1, &client) == 0) {
+        kvr_buf_str(&head, "GET / HTTP/1.1\r\nHost: here\r\n\r\n");
+        struct kvr_ask_config c = {.loop = &loop,
+                                   .client = client,
+                                   .endpoint = &e,
+                                   .post = post,
+                                   .head = &head,
+                                   .max = 16,
+                                   .timeout_s = 20,
+                                   .fn = on_answer,
+                                   .ctx = &h};
+        struct kvr_ask *a = kvr_ask_start(&c);
+        h.started = a != NULL;
+        if (cancel) kvr_ask_cancel(a);
+        while (a && !cancel && !h.calls) uv_run(&loop, UV_RUN_ONCE);
+    }
+    kvr_http_client_close(client);
+    while (uv_run(&loop, UV_RUN_DEFAULT)) continue;
+    assert_int_equal(uv_loop_close(&loop), 0);
+    return h;
+}
+
+static void an_answer_comes_whole_or_with_a_reason(void **state)
+{
+    static const struct {
+        const char *answer;
+        int status;
+        bool cut;
+        const char *data;
+    } cases[] = {{HEAD "sixteen bytes it", 200, false, "sixteen bytes it"},
+                 {HEAD "sixteen bytes it is, and more", 200, true, "sixteen bytes it"},
+                 {"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\nno", 404, false, "no"},
+                 {"HTTP/1.1 204 No Content\r\n\r\n", 204, false, ""},
+                 {"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf", 0, false, "half"},
+                 {"nonsense\r\n\r\n", 0, false, ""},
+                 {"", 0, false, ""}};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        engine_says(cases[i].answer, 0, 0);
+        struct heard h = ask(false, false);
+        assert_true(h.calls == 1 && h.status == cases[i].status && h.cut == cases[i].cut && (h.status == 0) == (h.why[0] != 0));
+        assert_string_equal(h.data, cases[i].data);
+    }
+    engine_says(cases[0].answer, 0, 0);
+    assert_int_equal(ask(false, true).calls, 0);
+    assert_false(ask(true, false).started); /* there was no memory for its body */
+}
+
+static void memory_that_runs_out_costs_one_answer(void **state)
+{
+    (void)state;
+    engine_says(HEAD "all of it", 0, 0);
+    for (long n = 0;; n++) {
+        memory_fails_at(n, 0);
+        struct heard h = ask(false, false);
+        bool failed = memory_has_failed();
+        memory_recovers();
+        assert_int_equal(h.calls, h.started);
+        if (h.status == 200 && !h.cut) assert_string_equal(h.data, "all of it");
+        if (!failed) {
+            assert_true(h.status == 200 && !h.cut);
+            return;
+        }
+        assert_true(n < 1000);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -199,6 +296,8 @@ int main(void)
         cmocka_unit_test(a_reading_says_why_it_failed),
         cmocka_unit_test(a_cancelled_reading_is_silent),
         cmocka_unit_test(memory_that_runs_out_costs_one_reading),
+        cmocka_unit_test(an_answer_comes_whole_or_with_a_reason),
+        cmocka_unit_test(memory_that_runs_out_costs_one_answer),
         cmocka_unit_test(memory_that_runs_out_under_a_report_says_so),
     };
     return cmocka_run_group_tests(tests, engine_start, engine_stop);

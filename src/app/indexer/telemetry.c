@@ -165,28 +165,17 @@ static void write_views(struct indexer *x, struct kvr_prom_page *b)
     for (size_t i = 0; i < n; i++)
         kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_RANK(st[i].worker.worker_id, st[i].worker.dp_rank)), st[i].trusted);
     kvr_view_metrics(b, st, n);
-    static const struct {
-        const char *name;
-        size_t at;
-    } counters[] = {
-#define VIEW_COUNTER(field) {#field, offsetof(struct kvr_view_status, field)},
-        KVR_INGEST_COUNTERS(VIEW_COUNTER)
-#undef VIEW_COUNTER
-    };
     kvr_recorder_metrics(x->recorder, b);
     kvr_plane_feed_metrics(x->o->plane.plane != KVR_PLANE_ZMQ, x->feed, x->ingest, x->nats, b);
     kvr_durable_feed_metrics(x->durable, b);
-    for (size_t c = 0; c < KVR_ARRAY_LEN(counters); c++) {
-        uint64_t sum = 0;
-        char name[96];
-        for (size_t i = 0; i < n; i++) {
-            uint64_t v;
-            memcpy(&v, (const char *)&st[i] + counters[c].at, sizeof v);
-            sum += v;
-        }
-        snprintf(name, sizeof name, "kvroute_ingest_%s_total", counters[c].name);
-        kvr_prom_one_u64(b, "", name, "counter", "Of the listeners there are now", sum);
+#define SUM(field, help)                                                                                                                   \
+    {                                                                                                                                      \
+        uint64_t sum = 0;                                                                                                                  \
+        for (size_t i = 0; i < n; i++) sum += st[i].field;                                                                                 \
+        kvr_prom_one_u64(b, "", "kvroute_ingest_" #field "_total", "counter", "Of the listeners there are now", sum);                      \
     }
+    KVR_INGEST_COUNTERS(SUM)
+#undef SUM
     kvr_prom_family(b, "", "kvroute_ingest_filtered_total", "counter", "Events left out, by the reason");
 #define FILTERED(field)                                                                                                                    \
     {                                                                                                                                      \

@@ -98,17 +98,6 @@ static bool is_stale(const struct engine_metrics *m, size_t i)
     return (double)(kvr_now_ms() - m->ranks[i].at_ms) > m->publish->o->engine_metrics_max_age * 1000;
 }
 
-static void put_load(struct kvr_buf *b, const struct engine_metrics *m, size_t i)
-{
-    const struct kvr_engine_load *l = &m->ranks[i].load;
-    if (l->has_running) kvr_json_put_u64(b, "running", l->running);
-    if (l->has_waiting) kvr_json_put_u64(b, "waiting", l->waiting);
-    if (l->has_usage) kvr_json_put_double(b, "kv_usage", l->usage);
-    if (l->has_used) kvr_json_put_u64(b, "kv_used_blocks", l->used_blocks);
-    if (l->total_blocks) kvr_json_put_u64(b, "kv_total_blocks", l->total_blocks);
-    kvr_json_printf(b, "'age_ms':%ju,'stale':%i", kvr_now_ms() - m->ranks[i].at_ms, is_stale(m, i));
-}
-
 void engine_metrics_write_json(const struct publish *p, struct kvr_buf *b)
 {
     const struct engine_metrics *m = p->engine_metrics;
@@ -119,7 +108,7 @@ void engine_metrics_write_json(const struct publish *p, struct kvr_buf *b)
     for (size_t i = 0; m && i < p->feeds_n; i++) {
         if (!m->ranks[i].known) continue;
         kvr_json_printf(b, "{'dp_rank':%u", p->feeds[i].worker.dp_rank);
-        put_load(b, m, i);
+        kvr_engine_load_json(b, &m->ranks[i].load, kvr_now_ms() - m->ranks[i].at_ms, is_stale(m, i));
         kvr_json_close(b, '}');
     }
     kvr_json_printf(b, "]}");
@@ -164,15 +153,11 @@ void engine_metrics_write(const struct publish *p, struct kvr_prom_page *b)
 {
     const struct engine_metrics *m = p->engine_metrics;
     if (!m) return;
-    const struct {
-        const char *name, *help;
-        uint64_t v;
-    } counters[] = {{"reads_total", "Times the engine's metrics were asked for", m->reads},
-                    {"failures_total", "Of these, without an answer of use", m->failures},
-                    {"published_total", "Loads published on the event plane", m->published},
-                    {"publish_failures_total", "Loads that it did not take", m->publish_failures}};
-    for (size_t i = 0; i < KVR_ARRAY_LEN(counters); i++)
-        kvr_prom_one_u64(b, "kvroute_publish_engine_metrics_", counters[i].name, "counter", counters[i].help, counters[i].v);
+    const struct kvr_prom_row rows[] = {{"reads_total", "counter", "Times the engine's metrics were asked for", m->reads},
+                                        {"failures_total", "counter", "Of these, without an answer of use", m->failures},
+                                        {"published_total", "counter", "Loads published on the event plane", m->published},
+                                        {"publish_failures_total", "counter", "Loads that it did not take", m->publish_failures}};
+    kvr_prom_rows(b, true, "kvroute_publish_engine_metrics_", rows, KVR_ARRAY_LEN(rows));
     put_ranks(b, p, m);
 }
 

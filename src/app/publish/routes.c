@@ -338,7 +338,7 @@ static void metrics(struct publish *p, struct kvr_http_conn *c)
     PUT("answers_dump_total", "counter", "Recovery answers with everything", ls[i].dumps);
     PUT("answers_failed_total", "counter", "Recovery questions that could not be answered", ls[i].dump_failures);
     PUT("answers_too_new_total", "counter", "Recovery questions for what has not happened", ls[i].too_new);
-#define ENGINE(name) PUT("engine_" #name "_total", "counter", "The engine's stream: " #name, of[i].name);
+#define ENGINE(name, help) PUT("engine_" #name "_total", "counter", "The engine's stream: " #name, of[i].name);
     KVR_INGEST_COUNTERS(ENGINE)
 #undef ENGINE
 #undef PUT

@@ -207,10 +207,7 @@ void kvr_plane_feed_metrics(bool any, const struct kvr_plane_feed *f, struct kvr
     any = any && in;
     if (any) kvr_ingest_plane_stats(in, &p);
     if (any) kvr_nats_stats(link, &n);
-    const struct {
-        const char *name, *type, *help;
-        uint64_t v;
-    } rows[] = {
+    const struct kvr_prom_row rows[] = {
         {"up", "gauge", "1 while the event plane is connected", p.up},
         {"messages_total", "counter", "Messages taken from the event plane", p.messages},
         {"bytes_total", "counter", "Bytes of these", p.bytes},
@@ -225,8 +222,7 @@ void kvr_plane_feed_metrics(bool any, const struct kvr_plane_feed *f, struct kvr
         {"disconnects_total", "counter", "Connections lost", n.disconnects},
         {"errors_total", "counter", "Errors that the NATS client reported", n.errors},
     };
-    for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
-        kvr_prom_one_if(out, any, "kvroute_event_plane_", rows[i].name, rows[i].type, rows[i].help, rows[i].v);
+    kvr_prom_rows(out, any, "kvroute_event_plane_", rows, KVR_ARRAY_LEN(rows));
 }
 
 /* ---- catching up ------------------------------------------------------------------------------------------------ */

@@ -52,9 +52,28 @@ enum kvr_wiring { KVR_WIRING_FINE, KVR_WIRING_EVENTS, KVR_WIRING_REPLAY, KVR_WIR
 
 /* clang-format off */
 #define KVR_INGEST_COUNTERS(X) \
-    X(batches) X(events) X(blocks) X(bytes) X(stale_batches) X(gaps) X(restarts) X(replays) X(replay_failures) \
-    X(bad_frames) X(decode_errors) X(parent_not_found) X(block_not_found) X(apply_errors) X(disconnects) \
-    X(overflows) X(floods) X(questions) X(lower_unplaced) X(recovered_events) X(recovered_dumps) X(recovery_failures)
+    X(batches, "Batches of KV events applied") \
+    X(events, "KV events in these") \
+    X(blocks, "Blocks that these events name") \
+    X(bytes, "Bytes of these") \
+    X(stale_batches, "Batches that had been applied before") \
+    X(gaps, "Gaps in a stream's sequence: batches were lost") \
+    X(restarts, "Sequences that went backwards: the engine was started anew") \
+    X(replays, "Times that an engine was asked to replay events") \
+    X(replay_failures, "Of these, without a whole answer") \
+    X(bad_frames, "Messages without the frames of an event batch") \
+    X(decode_errors, "Batches that could not be read") \
+    X(parent_not_found, "Stored blocks whose parent is not known") \
+    X(block_not_found, "Removed blocks that were not known") \
+    X(apply_errors, "Events that the index refused") \
+    X(disconnects, "Connections to an engine's events that were lost") \
+    X(overflows, "Batches dropped because too many waited for a repair") \
+    X(floods, "Connections given up because they bring bytes and no messages") \
+    X(questions, "Questions to recover endpoints") \
+    X(lower_unplaced, "Stores of lower tiers whose blocks have no known place") \
+    X(recovered_events, "Events that these have brought back") \
+    X(recovered_dumps, "Times that they have brought everything") \
+    X(recovery_failures, "Of the questions, without an answer of use")
 /* clang-format on */
 
 struct kvr_view_status {
@@ -79,7 +98,7 @@ struct kvr_view_status {
     uint32_t engine_block_size; /* as the engine says; 0: not said yet */
     uint64_t unproven_copies;   /* recover/consumer/copies.h */
     struct kvr_engine_counters filtered;
-#define KVR_INGEST_FIELD(name) uint64_t name;
+#define KVR_INGEST_FIELD(name, help) uint64_t name;
     KVR_INGEST_COUNTERS(KVR_INGEST_FIELD)
 #undef KVR_INGEST_FIELD
 };

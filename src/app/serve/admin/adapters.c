@@ -16,11 +16,11 @@
 
 #include <string.h>
 
-#include "app/serve/common/clock.h"
 #include "app/serve/workers/engines/health.h"
 #include "app/serve/workers/entry/worker_key.h"
 #include "app/serve/workers/workers.h"
 #include "base/log.h"
+#include "net/http/ask.h"
 
 enum { ADAPTER_JOBS_MAX = 4, ADAPTER_CALLS_MAX = 32, ADAPTER_SAID_MAX = 1024, ADAPTER_PATH_MAX = 4096 };
 
@@ -28,8 +28,7 @@ struct adapter_call {
     struct adapter_job *job;
     uint64_t worker_id;
     size_t same; /* the first call of its address; its own place: it is made */
-    struct kvr_http_call *call;
-    uint64_t begun_ms;
+    struct kvr_ask *asking;
     int status;      /* 0: no answer */
     char error[128]; /* then why */
     struct kvr_buf said;
@@ -40,7 +39,6 @@ struct adapter_job {
     struct adapter_job *next;
     struct admin *admin;
     struct kvr_http_conn *conn; /* NULL: nobody waits */
-    uv_timer_t timer;
     bool loads, in_place, pinned;
     double timeout_s;
     char model[MODEL_MAX], lora[MODEL_MAX], path[ADAPTER_PATH_MAX];
@@ -64,15 +62,10 @@ static size_t count_done(const struct adapter_job *j)
 
 static void write_call(const struct adapter_call *c, uint64_t worker_id, struct kvr_buf *b)
 {
-    kvr_json_open(b, '{');
-    kvr_json_put_u64(b, "worker_id", worker_id);
-    kvr_json_key(b, "status");
+    kvr_json_printf(b, "{'worker_id':%ju,'status':", worker_id);
     if (c->status) kvr_json_u64(b, (uint64_t)c->status);
     else kvr_json_null(b);
-    kvr_json_key(b, "body");
-    kvr_json_str(b, c->said.data ? c->said.data : "", c->said.len);
-    kvr_json_key(b, "cut");
-    kvr_json_bool(b, c->cut);
+    kvr_json_printf(b, "'body':%.*s,'cut':%i", (int)c->said.len, c->said.data, c->cut);
     if (!c->status) kvr_json_put_str(b, "error", c->error);
     kvr_json_close(b, '}');
 }
@@ -84,36 +77,23 @@ static void answer(struct adapter_job *j)
     kvr_log("kvroute serve: adapter '%s' of model '%s': %s at %zu of %zu workers", j->lora, j->model, j->loads ? "loaded" : "unloaded",
             done, j->n);
     if (!j->conn) return;
-    kvr_json_open(&b, '{');
-    kvr_json_put_str(&b, "model_name", j->model);
-    kvr_json_put_str(&b, "lora_name", j->lora);
-    kvr_json_put_u64(&b, "done", done);
-    kvr_json_put_u64(&b, "failed", j->n - done);
-    kvr_json_key(&b, "workers");
-    kvr_json_open(&b, '[');
+    kvr_json_printf(&b, "{'model_name':%s,'lora_name':%s,'done':%ju,'failed':%ju,'workers':[", j->model, j->lora, done, j->n - done);
     for (size_t i = 0; i < j->n; i++) write_call(&j->calls[j->calls[i].same], j->calls[i].worker_id, &b);
-    kvr_json_close(&b, ']');
-    kvr_json_close(&b, '}');
+    kvr_json_printf(&b, "]}");
     kvr_http_conn_set_user(j->conn, NULL);
     admin_reply(j->conn, done == j->n ? 200 : 502, &b);
 }
 
 /* ---- the job ----------------------------------------------------------------------------------------- */
 
-static void on_job_closed(uv_handle_t *h)
-{
-    struct adapter_job *j = h->data;
-    for (size_t i = 0; i < j->n; i++) kvr_buf_free(&j->calls[i].said);
-    free(j->calls);
-    free(j);
-}
-
-static void unlist(struct adapter_job *j)
+static void end_job(struct adapter_job *j)
 {
     struct adapter_job **at = &j->admin->adapter_jobs;
     while (*at != j) at = &(*at)->next;
     *at = j->next;
-    uv_close((uv_handle_t *)&j->timer, on_job_closed);
+    for (size_t i = 0; i < j->n; i++) kvr_buf_free(&j->calls[i].said);
+    free(j->calls);
+    free(j);
 }
 
 static void go_on(struct adapter_job *j);
@@ -131,54 +111,24 @@ static void ask_models(struct adapter_job *j, size_t first)
         if (j->calls[i].same == first && health_ask_models(j->admin->workers, j->calls[i].worker_id, on_models, j)) j->models_asked++;
 }
 
-static void call_over(struct adapter_call *c, const char *why)
+static void on_said(void *ctx, const struct kvr_asked *said)
 {
+    struct adapter_call *c = ctx;
     struct adapter_job *j = c->job;
-    c->call = NULL;
-    if (why) c->status = 0;
-    snprintf(c->error, sizeof c->error, "%s", why ? why : "");
+    c->asking = NULL;
+    c->status = said->status;
+    c->cut = said->cut;
+    kvr_buf_add(&c->said, said->data, said->len);
+    snprintf(c->error, sizeof c->error, "%s", said->why ? said->why : "");
     j->under_way--;
     if (is_done(c)) ask_models(j, (size_t)(c - j->calls));
     go_on(j);
 }
 
-static void on_head(struct kvr_http_call *call, void *ctx, int status, const struct kvr_headers *h, int64_t length)
-{
-    (void)call;
-    (void)h;
-    (void)length;
-    ((struct adapter_call *)ctx)->status = status;
-}
-
-static void on_body(struct kvr_http_call *call, void *ctx, const char *data, size_t len)
-{
-    struct adapter_call *c = ctx;
-    size_t fits = KVR_MIN(len, ADAPTER_SAID_MAX - c->said.len);
-    (void)call;
-    kvr_buf_add(&c->said, data, fits);
-    c->cut |= fits < len;
-}
-
-static void on_done(struct kvr_http_call *call, void *ctx)
-{
-    (void)call;
-    call_over(ctx, NULL);
-}
-
-static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failure why, const char *text)
-{
-    (void)call;
-    (void)why;
-    call_over(ctx, text);
-}
-
-static const struct kvr_http_call_handler handler = {on_head, on_body, on_done, on_failed};
-
 /* What an engine of this kind reads. */
 static void write_order(const struct adapter_job *j, bool sglang, struct kvr_buf *b)
 {
-    kvr_json_open(b, '{');
-    kvr_json_put_str(b, "lora_name", j->lora);
+    kvr_json_printf(b, "{'lora_name':%s", j->lora);
     if (j->loads) kvr_json_put_str(b, "lora_path", j->path);
     if (j->loads && (sglang ? j->pinned : j->in_place)) {
         kvr_json_key(b, sglang ? "pinned" : "load_inplace");
@@ -199,18 +149,21 @@ static const char *start(struct adapter_call *c, const struct worker *w)
                    w->endpoint.base, sglang ? "" : "/v1", j->loads ? "" : "un", w->endpoint.authority, body ? body->len : 0);
     worker_key_put(w->api_key, &head);
     kvr_buf_str(&head, "\r\n");
-    struct kvr_http_call_config config = {.endpoint = &w->endpoint,
-                                          .head = head.data,
-                                          .head_len = head.len,
-                                          .body = body,
-                                          .connect_timeout_s = j->admin->o->connect_timeout,
-                                          .handler = &handler,
-                                          .ctx = c};
-    c->call = body && !head.failed ? kvr_http_call_start(j->admin->process->client, &config) : NULL;
+    struct kvr_ask_config config = {.loop = &j->admin->process->main_loop,
+                                    .client = j->admin->process->client,
+                                    .endpoint = &w->endpoint,
+                                    .post = true,
+                                    .body = body,
+                                    .head = &head,
+                                    .max = ADAPTER_SAID_MAX,
+                                    .connect_timeout_s = j->admin->o->connect_timeout,
+                                    .timeout_s = j->timeout_s,
+                                    .fn = on_said,
+                                    .ctx = c};
+    c->asking = kvr_ask_start(&config);
     kvr_buf_free(&text);
-    kvr_buf_free(&head);
     kvr_body_unref(body);
-    return c->call ? NULL : "out of memory";
+    return c->asking ? NULL : "out of memory";
 }
 
 /* NULL: it was removed. Only this loop removes workers, and changes what they have. */
@@ -230,26 +183,12 @@ static void go_on(struct adapter_job *j)
         if (c->same != j->begun - 1) continue;
         const struct worker *w = worker_of(j->admin, c->worker_id);
         const char *why = w ? start(c, w) : "the worker was removed";
-        c->begun_ms = now_ms();
         if (why) snprintf(c->error, sizeof c->error, "%s", why);
         else j->under_way++;
     }
     if (j->under_way || j->models_asked) return;
     answer(j);
-    unlist(j);
-}
-
-/* A call that ends may end the job, whose memory stays until its timer is closed. */
-static void on_tick(uv_timer_t *t)
-{
-    struct adapter_job *j = t->data;
-    uint64_t now = now_ms(), allowed = (uint64_t)(j->timeout_s * 1000);
-    for (size_t i = 0, last = j->begun; i < last; i++) {
-        struct adapter_call *c = &j->calls[i];
-        if (!c->call || now - c->begun_ms < allowed) continue;
-        kvr_http_call_cancel(c->call);
-        call_over(c, "no answer in time");
-    }
+    end_job(j);
 }
 
 /* ---- the beginning ----------------------------------------------------------------------------------- */
@@ -336,9 +275,6 @@ static void begin(struct admin *admin, struct kvr_http_conn *c, struct kvr_json 
     kvr_http_conn_set_user(c, j); /* or nobody says that it has gone */
     j->next = admin->adapter_jobs;
     admin->adapter_jobs = j;
-    uv_timer_init(&admin->process->main_loop, &j->timer);
-    j->timer.data = j;
-    uv_timer_start(&j->timer, on_tick, TICK_MS, TICK_MS);
     go_on(j);
 }
 
@@ -366,9 +302,8 @@ void adapters_stop(struct admin *admin)
         next = j->next;
         j->conn = NULL;
         j->begun = j->n;
-        for (size_t i = 0; i < j->n; i++)
-            if (j->calls[i].call) kvr_http_call_cancel(j->calls[i].call);
+        for (size_t i = 0; i < j->n; i++) kvr_ask_cancel(j->calls[i].asking);
         j->under_way = 0;
-        if (!j->models_asked) unlist(j); /* else with the last of those questions, which health_stop() ends */
+        if (!j->models_asked) end_job(j); /* else with the last of those questions, which health_stop() ends */
     }
 }

@@ -90,11 +90,7 @@ static void get_ready(struct admin *admin, struct kvr_http_conn *c)
     }
     for (const struct worker *w = workers_first(admin->workers); w; w = w->next, workers++)
         schedulable += worker_is_schedulable(w, now_ms());
-    kvr_json_open(&b, '{');
-    kvr_json_put_str(&b, "error", why);
-    kvr_json_put_u64(&b, "workers", workers);
-    kvr_json_put_u64(&b, "schedulable_workers", schedulable);
-    kvr_json_close(&b, '}');
+    kvr_json_printf(&b, "{'error':%s,'workers':%ju,'schedulable_workers':%ju}", why, workers, schedulable);
     admin_reply(c, 503, &b);
 }
 
@@ -185,21 +181,16 @@ static void get_busy(struct admin *admin, struct kvr_http_conn *c)
 {
     struct kvr_buf b = {0};
     struct kvr_busy_thresholds t;
-    kvr_json_open(&b, '{');
-    kvr_json_key(&b, "thresholds");
-    kvr_json_open(&b, '[');
+    kvr_json_printf(&b, "{'thresholds':[");
     for (const struct partition *p = partitions_first(admin->workers); p; p = p->next) {
         kvr_router_busy(p->router, &t);
-        kvr_json_open(&b, '{');
-        kvr_json_put_str(&b, "model", p->model[0] ? p->model : "default");
-        kvr_json_put_str(&b, "routing_group", p->group);
+        kvr_json_printf(&b, "{'model':%s,'routing_group':%s", p->model[0] ? p->model : "default", p->group);
         put_threshold(&b, "active_decode_blocks_threshold", t.decode_blocks_frac);
         put_threshold(&b, "active_prefill_tokens_threshold", t.prefill_tokens);
         put_threshold(&b, "active_prefill_tokens_threshold_frac", t.prefill_tokens_frac);
         kvr_json_close(&b, '}');
     }
-    kvr_json_close(&b, ']');
-    kvr_json_close(&b, '}');
+    kvr_json_printf(&b, "]}");
     admin_reply(c, 200, &b);
 }
 

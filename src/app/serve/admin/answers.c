@@ -17,10 +17,7 @@ void admin_reply(struct kvr_http_conn *c, int status, struct kvr_buf *b)
 void admin_error_body(struct kvr_buf *b, int status, const char *text)
 {
     (void)status;
-    kvr_json_open(b, '{');
-    kvr_json_key(b, "error");
-    kvr_json_str(b, text, strlen(text));
-    kvr_json_close(b, '}');
+    kvr_json_printf(b, "{'error':%s}", text);
 }
 
 void admin_error(struct kvr_http_conn *c, int status, const char *text)

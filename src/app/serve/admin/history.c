@@ -141,23 +141,17 @@ static void put_point(struct kvr_buf *b, const struct sample *from, const struct
 {
     const struct data_totals *x = &from->totals, *y = &to->totals;
     uint64_t prompt = y->prompt_tokens - x->prompt_tokens;
-    kvr_json_open(b, '{');
-    kvr_json_put_u64(b, "at_ms", to->wall_ms);
-    kvr_json_put_double(b, "seconds", (double)(to->at_ms - from->at_ms) / 1000);
-    kvr_json_put_u64(b, "requests", y->requests - x->requests);
-    kvr_json_put_u64(b, "errors", y->errors - x->errors);
+    kvr_json_printf(b, "{'at_ms':%ju,'seconds':%g,'requests':%ju,'errors':%ju", to->wall_ms, (double)(to->at_ms - from->at_ms) / 1000,
+                    y->requests - x->requests, y->errors - x->errors);
     put_rounded(b, "predicted_hit_rate", share(y->predicted_cached_tokens - x->predicted_cached_tokens, prompt), 1.0 / 8192);
     put_rounded(b, "hit_rate", share(y->actual_cached_tokens - x->actual_cached_tokens, prompt), 1.0 / 8192);
     put_rounded(b, "ttft_p50_ms", quantile(from, to, 0.5), 0.5);
     put_rounded(b, "ttft_p99_ms", quantile(from, to, 0.99), 0.5);
-    kvr_json_put_u64(b, "waiting", to->waiting);
-    kvr_json_key(b, "failures");
-    kvr_json_open(b, '{');
+    kvr_json_printf(b, "'waiting':%ju,'failures':{", to->waiting);
     for (int i = 0; i < FAILURES_N; i++)
         if (to->failures[i] > from->failures[i])
             kvr_json_put_u64(b, request_end_name(FAILURE_FIRST + i), to->failures[i] - from->failures[i]);
-    kvr_json_close(b, '}');
-    kvr_json_close(b, '}');
+    kvr_json_printf(b, "}}");
 }
 
 void history_recent_write(struct admin *admin, struct kvr_buf *b)
@@ -173,12 +167,8 @@ void history_get(struct admin *admin, struct kvr_http_conn *c)
 {
     const struct history *h = admin->history;
     struct kvr_buf b = {0};
-    kvr_json_open(&b, '{');
-    kvr_json_put_u64(&b, "every_s", EVERY_S);
-    kvr_json_key(&b, "points");
-    kvr_json_open(&b, '[');
+    kvr_json_printf(&b, "{'every_s':%u,'points':[", EVERY_S);
     for (uint64_t back = samples(h); back > 1; back--) put_point(&b, sample_at(h, back), sample_at(h, back - 1));
-    kvr_json_close(&b, ']');
-    kvr_json_close(&b, '}');
+    kvr_json_printf(&b, "]}");
     admin_reply(c, 200, &b);
 }

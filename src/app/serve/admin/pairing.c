@@ -36,19 +36,8 @@ struct reach reach_of(const struct kvr_router_ctx *ctx, struct kvr_worker worker
 
 static void put_overlap(struct kvr_buf *b, const struct place *p)
 {
-    char rank[16];
-    kvr_json_key(b, "overlap");
-    kvr_json_open(b, '{');
-    kvr_json_put_u64(b, "longest_matched", p->reach.disk);
-    kvr_json_put_u64(b, "gpu", p->reach.gpu);
-    kvr_json_key(b, "dp");
-    kvr_json_open(b, '{');
-    snprintf(rank, sizeof rank, "%u", p->result.worker.dp_rank);
-    kvr_json_put_u64(b, rank, p->reach.gpu);
-    kvr_json_close(b, '}');
-    kvr_json_put_u64(b, "cpu", p->reach.cpu);
-    kvr_json_put_u64(b, "disk", p->reach.disk);
-    kvr_json_close(b, '}');
+    kvr_json_printf(b, "'overlap':{'longest_matched':%ju,'gpu':%ju,'dp':{'%u':%ju},'cpu':%ju,'disk':%ju}", p->reach.disk, p->reach.gpu,
+                    p->result.worker.dp_rank, p->reach.gpu, p->reach.cpu, p->reach.disk);
 }
 
 void place_write(struct admin *admin, struct kvr_buf *b, const struct place *p)
@@ -58,10 +47,8 @@ void place_write(struct admin *admin, struct kvr_buf *b, const struct place *p)
     const struct worker *w = worker_find_locked(admin->workers, p->result.worker.worker_id);
     if (w) snprintf(url, sizeof url, "%s", w->url);
     workers_unlock(admin->workers);
-    kvr_json_put_u64(b, "worker_id", p->result.worker.worker_id);
-    kvr_json_put_u64(b, "dp_rank", p->result.worker.dp_rank);
-    kvr_json_put_str(b, "endpoint", url);
-    kvr_json_put_u64(b, "block_size", p->partition->block_size);
+    kvr_json_printf(b, "'worker_id':%ju,'dp_rank':%u,'endpoint':%s,'block_size':%u", p->result.worker.worker_id, p->result.worker.dp_rank,
+                    url, p->partition->block_size);
     put_overlap(b, p);
     kvr_json_put_u64(b, "effective_prefill_tokens", p->result.prefill_tokens);
 }
@@ -190,19 +177,15 @@ static void put_bootstrap(struct admin *admin, struct kvr_buf *b, const struct q
         kvr_json_null(b);
         return;
     }
-    kvr_json_open(b, '{');
-    kvr_json_put_str(b, "host", at.host);
-    kvr_json_put_u64(b, "port", at.port);
+    kvr_json_printf(b, "{'host':%s,'port':%u", at.host, at.port);
     put_room(b, q->protocol, rank, ranks);
     kvr_json_close(b, '}');
 }
 
 void pairing_write(struct admin *admin, struct kvr_buf *b, const struct question *q, const struct place *first, const struct place *second)
 {
-    kvr_json_put_str(b, "treatment", treatment(admin, q, first));
-    kvr_json_key(b, "kv_protocol");
-    if (q->has_pair) kvr_json_str(b, kvr_kv_protocol_name(q->protocol), strlen(kvr_kv_protocol_name(q->protocol)));
-    else kvr_json_null(b);
+    kvr_json_printf(b, "'treatment':%s,'kv_protocol':%p", treatment(admin, q, first),
+                    q->has_pair ? kvr_kv_protocol_name(q->protocol) : NULL);
     put_place(admin, b, "prefill", second ? first : NULL);
     put_place(admin, b, "decode", second ? second : first);
     put_bootstrap(admin, b, q, first);

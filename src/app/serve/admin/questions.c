@@ -50,30 +50,19 @@ void admin_overlap_scores(struct admin *admin, struct kvr_http_conn *c, struct k
         return;
     }
     if (ask_overlap(admin, c, &q, &sc)) {
-        kvr_json_open(&b, '{');
-        kvr_json_put_u64(&b, "block_size", q.partition->block_size);
-        kvr_json_put_u64(&b, "num_blocks", sc.blocks);
-        kvr_json_key(&b, "workers");
-        kvr_json_open(&b, '[');
+        kvr_json_printf(&b, "{'block_size':%u,'num_blocks':%ju,'workers':[", q.partition->block_size, sc.blocks);
         size_t n = KVR_MIN(kvr_router_loads(q.partition->router, l, RANKS_MAX), (size_t)RANKS_MAX);
         for (size_t i = 0; i < n; i++) {
             const uint32_t *d = depths_of(&sc, l[i].worker);
             uint32_t device = d[KVR_TIER_DEVICE], host = d[KVR_TIER_HOST_PINNED], disk = d[KVR_TIER_EXTERNAL];
-            kvr_json_open(&b, '{');
-            kvr_json_put_u64(&b, "worker_id", l[i].worker.worker_id);
-            kvr_json_put_u64(&b, "dp_rank", l[i].worker.dp_rank);
-            kvr_json_put_u64(&b, "device_blocks", device);
-            kvr_json_put_u64(&b, "host_pinned_blocks", host);
-            kvr_json_put_u64(&b, "disk_blocks", disk);
-            kvr_json_put_u64(&b, "host_pinned_extension_blocks", host - device);
-            kvr_json_put_u64(&b, "disk_extension_blocks", disk - host);
-            kvr_json_key(&b, "router_credit_blocks");
-            kvr_json_double(&b, admin->o->overlap_credit * device + admin->o->host_weight * (host - device) +
-                                    admin->o->disk_weight * (disk - host));
-            kvr_json_close(&b, '}');
+            kvr_json_printf(&b,
+                            "{'worker_id':%ju,'dp_rank':%u,'device_blocks':%u,'host_pinned_blocks':%u,'disk_blocks':%u,"
+                            "'host_pinned_extension_blocks':%u,'disk_extension_blocks':%u,'router_credit_blocks':%g}",
+                            l[i].worker.worker_id, l[i].worker.dp_rank, device, host, disk, host - device, disk - host,
+                            admin->o->overlap_credit * device + admin->o->host_weight * (host - device) +
+                                admin->o->disk_weight * (disk - host));
         }
-        kvr_json_close(&b, ']');
-        kvr_json_close(&b, '}');
+        kvr_json_printf(&b, "]}");
         admin_reply(c, 200, &b);
         free(sc.o);
     }
@@ -84,7 +73,6 @@ void admin_overlap_scores(struct admin *admin, struct kvr_http_conn *c, struct k
 /* scores, frequencies and instances of the standalone indexer's API; counts are in tokens. */
 static void put_query_answer(struct kvr_buf *b, const struct scores *sc, uint32_t bs)
 {
-    char key[32];
     for (int what = 0; what < 2; what++) {
         kvr_json_key(b, what ? "instances" : "scores");
         kvr_json_open(b, '{');
@@ -93,34 +81,23 @@ static void put_query_answer(struct kvr_buf *b, const struct scores *sc, uint32_
             bool first = true;
             for (long k = 0; k < i; k++) first &= sc->o[k].worker.worker_id != id;
             if (!first) continue;
-            snprintf(key, sizeof key, "%llu", (unsigned long long)id);
-            kvr_json_key(b, key);
-            kvr_json_open(b, '{');
+            kvr_json_printf(b, "'%ju':{", id);
             if (what) {
                 for (long k = i; k < sc->n; k++)
                     for (int t = 0; sc->o[k].worker.worker_id == id && t < KVR_TIER_COUNT; t++)
                         best[t] = KVR_MAX(best[t], (uint64_t)sc->o[k].depth[t] * bs);
-                kvr_json_put_u64(b, "longest_matched", best[KVR_TIER_EXTERNAL]);
-                kvr_json_put_u64(b, "gpu", best[KVR_TIER_DEVICE]);
-                kvr_json_key(b, "dp");
-                kvr_json_open(b, '{');
+                kvr_json_printf(b, "'longest_matched':%ju,'gpu':%ju,'dp':{", best[KVR_TIER_EXTERNAL], best[KVR_TIER_DEVICE]);
             }
             for (long k = i; k < sc->n; k++) {
                 if (sc->o[k].worker.worker_id != id) continue;
-                snprintf(key, sizeof key, "%u", sc->o[k].worker.dp_rank);
-                kvr_json_put_u64(b, key, (uint64_t)sc->o[k].depth[KVR_TIER_DEVICE] * bs);
+                kvr_json_printf(b, "'%u':%ju", sc->o[k].worker.dp_rank, (uint64_t)sc->o[k].depth[KVR_TIER_DEVICE] * bs);
             }
             kvr_json_close(b, '}');
-            if (what) {
-                kvr_json_put_u64(b, "cpu", best[KVR_TIER_HOST_PINNED]);
-                kvr_json_put_u64(b, "disk", best[KVR_TIER_EXTERNAL]);
-                kvr_json_close(b, '}');
-            }
+            if (what) kvr_json_printf(b, "'cpu':%ju,'disk':%ju}", best[KVR_TIER_HOST_PINNED], best[KVR_TIER_EXTERNAL]);
         }
         kvr_json_close(b, '}');
         if (what) continue;
-        kvr_json_key(b, "frequencies");
-        kvr_json_open(b, '[');
+        kvr_json_printf(b, "'frequencies':[");
         for (size_t d = 0; d < sc->blocks; d++) {
             uint64_t n = 0;
             for (long i = 0; i < sc->n; i++) n += sc->o[i].depth[KVR_TIER_DEVICE] > d;
@@ -159,13 +136,11 @@ static void put_potential(struct kvr_buf *b, const struct kvr_potential_load *l,
 {
     kvr_json_open(b, '[');
     for (size_t i = 0; i < n; i++) {
-        kvr_json_open(b, '{');
-        kvr_json_put_u64(b, "worker_id", l[i].worker.worker_id);
-        kvr_json_put_u64(b, "dp_rank", l[i].worker.dp_rank);
-        kvr_json_put_u64(b, "potential_prefill_tokens", l[i].potential_prefill_tokens);
-        kvr_json_put_u64(b, "potential_decode_blocks", l[i].potential_decode_blocks);
-        kvr_json_put_u64(b, "active_requests", l[i].active_requests);
-        kvr_json_close(b, '}');
+        kvr_json_printf(b,
+                        "{'worker_id':%ju,'dp_rank':%u,'potential_prefill_tokens':%ju,'potential_decode_blocks':%ju,"
+                        "'active_requests':%u}",
+                        l[i].worker.worker_id, l[i].worker.dp_rank, l[i].potential_prefill_tokens, l[i].potential_decode_blocks,
+                        l[i].active_requests);
     }
     kvr_json_close(b, ']');
 }
@@ -179,13 +154,9 @@ static void put_protocol_loads(struct kvr_buf *b, struct kvr_router *router, con
         (void)kvr_router_class_stats(router, k, &st);
         isl += st.isl_tokens;
     }
-    kvr_json_open(b, '{');
-    kvr_json_put_str(b, "method", "potential_loads");
-    kvr_json_key(b, "loads");
+    kvr_json_printf(b, "{'method':'potential_loads','loads':");
     put_potential(b, l, n);
-    kvr_json_put_u64(b, "pending_count", kvr_router_pending(router));
-    kvr_json_put_u64(b, "pending_isl_tokens", isl);
-    kvr_json_close(b, '}');
+    kvr_json_printf(b, "'pending_count':%ju,'pending_isl_tokens':%ju}", kvr_router_pending(router), isl);
 }
 
 static void potential_loads(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o, bool protocol)
@@ -279,14 +250,11 @@ void admin_loads_write(struct admin *admin, struct kvr_buf *b, const char *model
     if (n) qsort(rows, n, sizeof *rows, by_scope_and_worker);
     kvr_json_open(b, '[');
     for (size_t i = 0; i < n; i++) {
-        kvr_json_open(b, '{');
-        kvr_json_put_str(b, "model_name", rows[i].model);
-        kvr_json_put_str(b, "routing_group", rows[i].group);
-        kvr_json_put_u64(b, "worker_id", rows[i].l.worker.worker_id);
-        kvr_json_put_u64(b, "dp_rank", rows[i].l.worker.dp_rank);
-        kvr_json_put_u64(b, "active_prefill_tokens", rows[i].l.active_prefill_tokens);
-        kvr_json_put_u64(b, "active_decode_blocks", rows[i].l.active_decode_blocks);
-        kvr_json_put_u64(b, "active_requests", rows[i].l.active_requests);
+        kvr_json_printf(b,
+                        "{'model_name':%s,'routing_group':%s,'worker_id':%ju,'dp_rank':%u,'active_prefill_tokens':%ju,"
+                        "'active_decode_blocks':%ju,'active_requests':%u",
+                        rows[i].model, rows[i].group, rows[i].l.worker.worker_id, rows[i].l.worker.dp_rank, rows[i].l.active_prefill_tokens,
+                        rows[i].l.active_decode_blocks, rows[i].l.active_requests);
         engine_load_write(admin->workers, b, &rows[i].engine);
         kvr_json_close(b, '}');
     }
@@ -332,25 +300,13 @@ void admin_dump_write(struct admin *admin, struct kvr_buf *b)
     if (n) qsort(rows, n, sizeof *rows, by_key);
     kvr_json_open(b, '{');
     for (size_t i = 0; i < n; i++) {
-        if (i == 0 || strcmp(rows[i].key, rows[i - 1].key)) {
-            kvr_json_key(b, "");
-            b->len -= 3; /* the key is a text of ours that must be escaped */
-            kvr_json_str(b, rows[i].key, strlen(rows[i].key));
-            kvr_buf_str(b, ":");
-            b->comma = false;
-            kvr_json_open(b, '{');
-            kvr_json_put_u64(b, "block_size", rows[i].block_size);
-            kvr_json_key(b, "events");
-            kvr_json_open(b, '[');
-        }
+        if (i == 0 || strcmp(rows[i].key, rows[i - 1].key))
+            kvr_json_printf(b, "%s:{'block_size':%u,'events':[", rows[i].key, rows[i].block_size);
         for (uint32_t r = 0; r < rows[i].ranks; r++) {
             struct kvr_worker w = {rows[i].worker.worker_id, rows[i].worker.dp_rank + r};
             if (rows[i].partition->index) kvr_index_dump(rows[i].partition->index, &w, put_event, b);
         }
-        if (i + 1 == n || strcmp(rows[i].key, rows[i + 1].key)) {
-            kvr_json_close(b, ']');
-            kvr_json_close(b, '}');
-        }
+        if (i + 1 == n || strcmp(rows[i].key, rows[i + 1].key)) kvr_json_printf(b, "]}");
     }
     kvr_json_close(b, '}');
     free(rows);

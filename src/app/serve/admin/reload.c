@@ -82,26 +82,6 @@ static int read_admin_keys(struct admin *admin, char *err, size_t cap)
     return rc;
 }
 
-static int read_doors(struct admin *admin, char *err, size_t cap)
-{
-    return port_tls_reload(admin->config, err, cap);
-}
-
-static int read_policies(struct admin *admin, char *err, size_t cap)
-{
-    return policies_reload(admin->config, err, cap);
-}
-
-static int read_keyrings(struct admin *admin, char *err, size_t cap)
-{
-    return keyrings_reload(admin->config, err, cap);
-}
-
-static int read_models_config(struct admin *admin, char *err, size_t cap)
-{
-    return models_config_reload(admin->config, err, cap);
-}
-
 static int read_discovery(struct admin *admin, char *err, size_t cap)
 {
     return discovery_reload(admin->discovery, err, cap);
@@ -110,15 +90,18 @@ static int read_discovery(struct admin *admin, char *err, size_t cap)
 static const struct reloadable {
     enum reload_file file;
     void (*paths)(const struct serve_options *o, struct paths *p);
-    int (*read)(struct admin *admin, char *err, size_t cap); /* counts it, too */
-    const char *option, *stays;                              /* for the log */
+    const char *option, *stays; /* for the log */
+    /* One of them reads, and counts it. */
+    int (*read_config)(struct config *config, char *err, size_t cap);
+    int (*read)(struct admin *admin, char *err, size_t cap);
 } rows[] = {
-    {RELOAD_ADMIN_KEYS, admin_keys_paths, read_admin_keys, "--admin-key-file", "the old keys stay"},
-    {RELOAD_CERTIFICATES, certificates_paths, read_doors, "certificates", "the old certificate stays"},
-    {RELOAD_POLICY, policy_paths, read_policies, "--router-policy-config", "the old classes stay"}, /* before those who name classes */
-    {RELOAD_API_KEYS, api_keys_paths, read_keyrings, "--api-key-file", "the old keys stay"},
-    {RELOAD_MODELS, models_paths, read_models_config, "--models-file", "what was in force stays"},
-    {RELOAD_WORKERS, workers_paths, read_discovery, "--discovery-target", "nothing is changed"},
+    {RELOAD_ADMIN_KEYS, admin_keys_paths, "--admin-key-file", "the old keys stay", .read = read_admin_keys},
+    {RELOAD_CERTIFICATES, certificates_paths, "certificates", "the old certificate stays", port_tls_reload, NULL},
+    /* before those who name classes */
+    {RELOAD_POLICY, policy_paths, "--router-policy-config", "the old classes stay", policies_reload, NULL},
+    {RELOAD_API_KEYS, api_keys_paths, "--api-key-file", "the old keys stay", keyrings_reload, NULL},
+    {RELOAD_MODELS, models_paths, "--models-file", "what was in force stays", models_config_reload, NULL},
+    {RELOAD_WORKERS, workers_paths, "--discovery-target", "nothing is changed", .read = read_discovery},
 };
 
 /* ---- folders of tokenizers ---------------------------------------------------------------------------- */
@@ -184,7 +167,7 @@ static enum result read_row(struct admin *admin, const struct reloadable *row, c
     row->paths(admin->o, &p);
     config_reloads(admin->config)->of[row->file].read_look = look_at(admin, row);
     reload_mark_of(p.list, p.n, &now);
-    if (row->read(admin, err, cap)) {
+    if (row->read ? row->read(admin, err, cap) : row->read_config(admin->config, err, cap)) {
         kvr_log_warning("kvroute %s: %s: %s: %s; %s", serve_command(admin->o), by, row->option, err, row->stays);
         return REFUSED;
     }
@@ -246,10 +229,7 @@ void reload_tick(struct admin *admin)
 static void put_file(struct kvr_buf *b, const char *file, const char *path, const char *result, const char *error)
 {
     if (!b) return;
-    kvr_json_open(b, '{');
-    kvr_json_put_str(b, "file", file);
-    kvr_json_put_str(b, "path", path);
-    kvr_json_put_str(b, "result", result);
+    kvr_json_printf(b, "{'file':%s,'path':%s,'result':%s", file, path, result);
     if (error) kvr_json_put_str(b, "error", error);
     kvr_json_close(b, '}');
 }
@@ -292,19 +272,12 @@ static void tell_of_config(const struct admin *admin, const char *by, struct kvr
 bool reload_all(struct admin *admin, const char *by, struct kvr_buf *out)
 {
     bool good = true;
-    if (out) {
-        kvr_json_open(out, '{');
-        kvr_json_key(out, "files");
-        kvr_json_open(out, '[');
-    }
+    if (out) kvr_json_printf(out, "{'files':[");
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) good = reload_row(admin, &rows[i], by, out) && good;
     policies_warn_of_keys(admin->config);
     begin_others(admin, out);
     tell_of_config(admin, by, out);
-    if (out) {
-        kvr_json_close(out, ']');
-        kvr_json_close(out, '}');
-    }
+    if (out) kvr_json_printf(out, "]}");
     kvr_log("kvroute %s: %s: read again", serve_command(admin->o), by);
     return good;
 }

@@ -259,8 +259,7 @@ static void put_scope(struct admin *admin, struct kvr_buf *b, const struct waiti
     snprintf(model, sizeof model, "%s", worker ? worker_model(admin->workers, worker) : w->q.model);
     snprintf(group, sizeof group, "%s", worker ? worker->group : w->q.group);
     workers_unlock(admin->workers);
-    kvr_json_put_str(b, "model_name", model);
-    kvr_json_put_str(b, "routing_group", group);
+    kvr_json_printf(b, "'model_name':%s,'routing_group':%s", model, group);
 }
 
 /* What reserving adds. */
@@ -270,16 +269,12 @@ static void put_reserved(struct admin *admin, struct kvr_buf *b, const struct wa
     size_t n = 0;
     uint64_t *seqs = sequence_of(q, &n);
     if (!seqs) b->failed = true;
-    kvr_json_key(b, "sequence_hashes");
-    kvr_json_open(b, '[');
+    kvr_json_printf(b, "'sequence_hashes':[");
     for (size_t i = 0; seqs && i < n; i++) kvr_json_i64(b, (int64_t)seqs[i]);
     kvr_json_close(b, ']');
     free(seqs);
-    kvr_json_put_u64(b, "isl_tokens", q->isl);
-    kvr_json_key(b, "track_prefill_tokens");
-    kvr_json_bool(b, tracks_prefill(admin, q));
-    kvr_json_key(b, "queued_ms");
-    kvr_json_double(b, (double)w->result.waited_ns / 1e6);
+    kvr_json_printf(b, "'isl_tokens':%ju,'track_prefill_tokens':%i,'queued_ms':%g", q->isl, tracks_prefill(admin, q),
+                    (double)w->result.waited_ns / 1e6);
 }
 
 /* second: of two legs; NULL: there is one. */
@@ -299,13 +294,8 @@ static void put_selection(struct admin *admin, struct kvr_buf *b, const struct w
 static void answer_queue_full(struct kvr_http_conn *c, const struct kvr_rejection *r)
 {
     struct kvr_buf b = {0};
-    kvr_json_open(&b, '{');
-    kvr_json_put_str(&b, "error", "the queue of the policy class is full");
-    kvr_json_put_str(&b, "policy_class", r->policy_class);
-    kvr_json_put_str(&b, "limit_kind", kvr_queue_limit_name(r->kind));
-    kvr_json_put_u64(&b, "current", r->current);
-    kvr_json_put_u64(&b, "limit", r->limit);
-    kvr_json_close(&b, '}');
+    kvr_json_printf(&b, "{'error':'the queue of the policy class is full','policy_class':%s,'limit_kind':%s,'current':%ju,'limit':%ju}",
+                    r->policy_class, kvr_queue_limit_name(r->kind), r->current, r->limit);
     admin_reply(c, 529, &b);
 }
 
@@ -325,27 +315,16 @@ static void refuse(struct kvr_http_conn *c, int rc)
 
 static void put_protocol_answer(struct kvr_buf *b, const struct waiting *w)
 {
-    kvr_json_open(b, '{');
-    kvr_json_put_str(b, "method", "new");
+    kvr_json_printf(b, "{'method':'new'");
     if (!w->named) kvr_json_put_str(b, "request_id", w->id + 2); /* how else would the caller know */
-    kvr_json_put_u64(b, "worker_id", w->result.worker.worker_id);
-    kvr_json_put_u64(b, "dp_rank", w->result.worker.dp_rank);
-    kvr_json_put_u64(b, "overlap_blocks", w->result.overlap_blocks);
-    kvr_json_close(b, '}');
+    kvr_json_printf(b, "'worker_id':%ju,'dp_rank':%u,'overlap_blocks':%u}", w->result.worker.worker_id, w->result.worker.dp_rank,
+                    w->result.overlap_blocks);
 }
 
 static void put_protocol_rejection(struct kvr_buf *b, const struct kvr_rejection *r)
 {
-    kvr_json_open(b, '{');
-    kvr_json_put_str(b, "method", "queue_rejected");
-    kvr_json_key(b, "rejection");
-    kvr_json_open(b, '{');
-    kvr_json_put_str(b, "policy_class", r->policy_class);
-    kvr_json_put_str(b, "limit_kind", kvr_queue_limit_name(r->kind));
-    kvr_json_put_u64(b, "current", r->current);
-    kvr_json_put_u64(b, "limit", r->limit);
-    kvr_json_close(b, '}');
-    kvr_json_close(b, '}');
+    kvr_json_printf(b, "{'method':'queue_rejected','rejection':{'policy_class':%s,'limit_kind':%s,'current':%ju,'limit':%ju}}",
+                    r->policy_class, kvr_queue_limit_name(r->kind), r->current, r->limit);
 }
 
 /* ---- select_and_reserve ------------------------------------------------------------------------------ */
@@ -598,12 +577,8 @@ static bool book(struct admin *admin, struct kvr_http_conn *c, const char *id, c
         again = rc == -KVR_ENOMEM;
         refuse(c, rc);
     } else {
-        kvr_json_open(&b, '{');
-        kvr_json_put_str(&b, "selection_id", id + 2);
-        kvr_json_put_u64(&b, "worker_id", k->worker.worker_id);
-        kvr_json_put_u64(&b, "dp_rank", k->worker.dp_rank);
-        kvr_json_put_u64(&b, "effective_prefill_tokens", k->track_prefill ? k->effective : 0);
-        kvr_json_close(&b, '}');
+        kvr_json_printf(&b, "{'selection_id':%s,'worker_id':%ju,'dp_rank':%u,'effective_prefill_tokens':%ju}", id + 2, k->worker.worker_id,
+                        k->worker.dp_rank, k->track_prefill ? k->effective : 0);
         again = b.failed;
         answer_booked(admin, c, id, 201, &b);
     }
@@ -717,11 +692,7 @@ void selection_one(struct admin *admin, struct kvr_http_conn *c, const char *nam
 static void answer_marked(struct kvr_http_conn *c, const char *method, bool success)
 {
     struct kvr_buf b = {0};
-    kvr_json_open(&b, '{');
-    kvr_json_put_str(&b, "method", method);
-    kvr_json_key(&b, "success");
-    kvr_json_bool(&b, success);
-    kvr_json_close(&b, '}');
+    kvr_json_printf(&b, "{'method':%s,'success':%i}", method, success);
     admin_reply(c, 200, &b);
 }
 

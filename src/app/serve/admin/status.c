@@ -26,37 +26,25 @@ enum { EVERY_MS = 1000, SHARE = 100, BEHIND_MAX = 5 };
 static void put_totals(struct admin *admin, struct kvr_buf *b)
 {
     struct data_totals t = data_plane_totals(admin->data);
-    kvr_json_put_u64(b, "requests", t.requests);
-    kvr_json_put_u64(b, "retries", t.retries);
-    kvr_json_put_u64(b, "errors", t.errors);
-    kvr_json_put_u64(b, "prompt_tokens", t.prompt_tokens);
-    kvr_json_put_u64(b, "predicted_cached_tokens", t.predicted_cached_tokens);
-    kvr_json_put_u64(b, "actual_cached_tokens", t.actual_cached_tokens);
-    kvr_json_put_u64(b, "sessions", t.sessions);
-    kvr_json_put_u64(b, "responses", t.responses);
+    kvr_json_printf(b,
+                    "'requests':%ju,'retries':%ju,'errors':%ju,'prompt_tokens':%ju,'predicted_cached_tokens':%ju,"
+                    "'actual_cached_tokens':%ju,'sessions':%ju,'responses':%ju",
+                    t.requests, t.retries, t.errors, t.prompt_tokens, t.predicted_cached_tokens, t.actual_cached_tokens, t.sessions,
+                    t.responses);
 }
 
 static void status_write(struct admin *admin, struct kvr_buf *b)
 {
-    kvr_json_open(b, '{');
-    kvr_json_put_str(b, "version", kvr_version());
-    kvr_json_put_str(b, "program", serve_command(admin->o));
-    kvr_json_put_str(b, "mode", router_mode_name(workers_mode(admin->workers)));
-    kvr_json_key(b, "overlap_score_credit");
-    kvr_json_double(b, admin->o->overlap_credit);
-    kvr_json_key(b, "prefill_load_scale");
-    kvr_json_double(b, admin->o->prefill_load_scale);
-    kvr_json_put_u64(b, "uptime_ms", now_ms() - admin->process->started_ms);
-    kvr_json_key(b, "ending");
-    kvr_json_bool(b, process_is_ending(admin->process));
+    kvr_json_printf(b,
+                    "{'version':%s,'program':%s,'mode':%s,'overlap_score_credit':%g,'prefill_load_scale':%g,'uptime_ms':%ju,"
+                    "'ending':%i",
+                    kvr_version(), serve_command(admin->o), router_mode_name(workers_mode(admin->workers)), admin->o->overlap_credit,
+                    admin->o->prefill_load_scale, now_ms() - admin->process->started_ms, process_is_ending(admin->process));
     if (admin->remotes_n) { /* the index is elsewhere */
-        kvr_json_put_str(b, "remote_index", admin->o->use_remote_indexer);
-        kvr_json_put_str(b, "remote_index_error", remote_why(admin));
+        kvr_json_printf(b, "'remote_index':%s,'remote_index_error':%s", admin->o->use_remote_indexer, remote_why(admin));
     }
     put_totals(admin, b);
-    kvr_json_key(b, "client_keys");
-    kvr_json_bool(b, keyrings_are_used(admin->config));
-    kvr_json_key(b, "certificates");
+    kvr_json_printf(b, "'client_keys':%i,'certificates':", keyrings_are_used(admin->config));
     port_tls_write(admin->config, b);
     kvr_json_key(b, "recent");
     history_recent_write(admin, b);

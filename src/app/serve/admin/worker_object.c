@@ -19,15 +19,9 @@
 
 static void put_endpoints(struct kvr_buf *b, const char *key, const struct worker *w, enum rank_socket which)
 {
-    char rank[16];
-    kvr_json_key(b, key);
-    kvr_json_open(b, '{');
-    for (uint32_t r = 0; r < w->dp_size; r++) {
-        const char *endpoint = w->ranks[r].endpoints[which];
-        if (!*endpoint) continue;
-        snprintf(rank, sizeof rank, "%u", w->dp_start + r);
-        kvr_json_put_str(b, rank, endpoint);
-    }
+    kvr_json_printf(b, "%s:{", key);
+    for (uint32_t r = 0; r < w->dp_size; r++)
+        if (w->ranks[r].endpoints[which][0]) kvr_json_printf(b, "'%u':%s", w->dp_start + r, w->ranks[r].endpoints[which]);
     kvr_json_close(b, '}');
 }
 
@@ -35,10 +29,8 @@ static void put_endpoints(struct kvr_buf *b, const char *key, const struct worke
 static void put_reach(struct kvr_buf *b, const struct kvr_view_status *st)
 {
     if (!st->buffer_batches) return;
-    kvr_json_put_u64(b, "buffer_first", st->buffer_first);
-    kvr_json_put_u64(b, "buffer_batches", st->buffer_batches);
-    kvr_json_key(b, "buffer_seconds");
-    kvr_json_double(b, st->buffer_seconds);
+    kvr_json_printf(b, "'buffer_first':%ju,'buffer_batches':%ju,'buffer_seconds':%g", st->buffer_first, st->buffer_batches,
+                    st->buffer_seconds);
 }
 
 /* What events have told of lower tiers. */
@@ -46,20 +38,13 @@ static void put_tiers(struct kvr_buf *b, struct kvr_index *index, const struct k
 {
     struct kvr_tier_status tiers[KVR_TIER_COUNT];
     kvr_index_tier_status(index, st->worker, tiers);
-    kvr_json_key(b, "tiers");
-    kvr_json_open(b, '{');
+    kvr_json_printf(b, "'tiers':{");
     for (int t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT; t++) {
         const struct kvr_tier_status *x = &tiers[t];
         enum kvr_view_knowledge known = tier_knowledge(x, st->knowledge);
         if (known == KVR_VIEW_UNKNOWN && !x->blocks) continue;
-        kvr_json_key(b, kvr_tier_name((enum kvr_tier)t));
-        kvr_json_open(b, '{');
-        kvr_json_put_str(b, "view", kvr_view_knowledge_name(known));
-        kvr_json_put_u64(b, "blocks", x->blocks);
-        kvr_json_put_u64(b, "chunk_blocks", x->chunk);
-        kvr_json_put_u64(b, "unplaced", x->unplaced);
-        kvr_json_put_u64(b, "given_up", x->given_up);
-        kvr_json_close(b, '}');
+        kvr_json_printf(b, "%s:{'view':%s,'blocks':%ju,'chunk_blocks':%u,'unplaced':%ju,'given_up':%ju}", kvr_tier_name((enum kvr_tier)t),
+                        kvr_view_knowledge_name(known), x->blocks, x->chunk, x->unplaced, x->given_up);
     }
     kvr_json_close(b, '}');
 }
@@ -83,45 +68,27 @@ static size_t first_view(const struct kvr_view_status *st, size_t n, uint64_t wo
 
 static void put_views(struct admin *admin, struct kvr_buf *b, const struct worker *w, const struct kvr_view_status *st, size_t n)
 {
-    kvr_json_key(b, "views");
-    kvr_json_open(b, '[');
+    kvr_json_printf(b, "'views':[");
     for (size_t i = first_view(st, n, w->id); i < n && st[i].worker.worker_id == w->id; i++) {
-        kvr_json_open(b, '{');
-        kvr_json_put_u64(b, "dp_rank", st[i].worker.dp_rank);
-        kvr_json_put_str(b, "state", st[i].state == KVR_VIEW_LIVE ? "live" : "restoring");
-        kvr_json_put_str(b, "view", kvr_view_knowledge_name(st[i].knowledge));
-        kvr_json_put_str(b, "trust", kvr_view_trust_name(&st[i]));
-        kvr_json_key(b, "trusted");
-        kvr_json_bool(b, st[i].trusted);
-        kvr_json_put_str(b, "reason", st[i].reason);
+        kvr_json_printf(b, "{'dp_rank':%u,'state':%s,'view':%s,'trust':%s,'trusted':%i,'reason':%s", st[i].worker.dp_rank,
+                        st[i].state == KVR_VIEW_LIVE ? "live" : "restoring", kvr_view_knowledge_name(st[i].knowledge),
+                        kvr_view_trust_name(&st[i]), st[i].trusted, st[i].reason);
         if (st[i].events_trouble) kvr_json_put_str(b, "events_error", st[i].events_trouble);
         if (st[i].replay_trouble) kvr_json_put_str(b, "replay_error", st[i].replay_trouble);
-        kvr_json_put_u64(b, "for_ms", (kvr_now_ns(kvr_clock_monotonic()) - st[i].since_ns) / 1000000);
-        kvr_json_put_u64(b, "next_sequence", st[i].next_sequence);
-        kvr_json_put_u64(b, "batches", st[i].batches);
+        kvr_json_printf(b, "'for_ms':%ju,'next_sequence':%ju,'batches':%ju", (kvr_now_ns(kvr_clock_monotonic()) - st[i].since_ns) / 1000000,
+                        st[i].next_sequence, st[i].batches);
         put_reach(b, &st[i]);
-        kvr_json_put_u64(b, "events", st[i].events);
-        kvr_json_put_u64(b, "gaps", st[i].gaps);
-        kvr_json_put_u64(b, "restarts", st[i].restarts);
-        kvr_json_put_u64(b, "recovered_events", st[i].recovered_events);
-        kvr_json_put_u64(b, "recovered_dumps", st[i].recovered_dumps);
-        kvr_json_put_u64(b, "blocks", w->partition->index ? kvr_index_rank_blocks(w->partition->index, st[i].worker) : 0);
+        kvr_json_printf(b, "'events':%ju,'gaps':%ju,'restarts':%ju,'recovered_events':%ju,'recovered_dumps':%ju,'blocks':%ju", st[i].events,
+                        st[i].gaps, st[i].restarts, st[i].recovered_events, st[i].recovered_dumps,
+                        w->partition->index ? kvr_index_rank_blocks(w->partition->index, st[i].worker) : 0);
         if (w->partition->index) put_tiers(b, w->partition->index, &st[i]);
         evidence_write(admin->workers, b, st[i].worker);
         kvr_json_close(b, '}');
     }
     for (uint32_t r = 0; views_run(admin->workers) && r < w->dp_size; r++) {
         if (views_has_source(admin->workers, w, r)) continue;
-        kvr_json_open(b, '{');
-        kvr_json_put_u64(b, "dp_rank", w->dp_start + r);
-        kvr_json_put_str(b, "state", "none");
-        kvr_json_put_str(b, "view", "unknown");
-        kvr_json_put_str(b, "trust", "untrusted");
-        kvr_json_key(b, "trusted");
-        kvr_json_bool(b, false);
-        kvr_json_put_str(b, "reason", views_why_none(admin->workers, w));
-        kvr_json_put_u64(b, "blocks", 0);
-        kvr_json_close(b, '}');
+        kvr_json_printf(b, "{'dp_rank':%u,'state':'none','view':'unknown','trust':'untrusted','trusted':false,'reason':%s,'blocks':0}",
+                        w->dp_start + r, views_why_none(admin->workers, w));
     }
     kvr_json_close(b, ']');
 }
@@ -132,20 +99,12 @@ static void put_model(struct kvr_buf *b, const struct worker *w)
     struct kvr_ttft_model m;
     struct kvr_ttft_factor f;
     if (kvr_router_ttft_model(w->partition->router, &w->id, &m, &f)) return;
-    kvr_json_key(b, "ttft_model");
-    kvr_json_open(b, '{');
-    kvr_json_put_double(b, "factor", f.value);
-    kvr_json_put_double(b, "base_ms", m.base_ms);
-    kvr_json_put_double(b, "token_ms", m.token_ms);
-    kvr_json_put_double(b, "ahead_token_ms", m.ahead_ms);
-    kvr_json_put_double(b, "request_ms", m.request_ms);
-    kvr_json_put_double(b, "error_ms", m.error_ms);
-    kvr_json_key(b, "read_share");
-    kvr_json_open(b, '{');
+    kvr_json_printf(b,
+                    "'ttft_model':{'factor':%g,'base_ms':%g,'token_ms':%g,'ahead_token_ms':%g,'request_ms':%g,'error_ms':%g,"
+                    "'read_share':{",
+                    f.value, m.base_ms, m.token_ms, m.ahead_ms, m.request_ms, m.error_ms);
     for (int t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT; t++) kvr_json_put_double(b, kvr_tier_name((enum kvr_tier)t), m.share[t]);
-    kvr_json_close(b, '}');
-    kvr_json_put_u64(b, "observations", f.observations);
-    kvr_json_close(b, '}');
+    kvr_json_printf(b, "},'observations':%ju}", f.observations);
 }
 
 /* What has been learnt of how its fleet generates. */
@@ -153,13 +112,8 @@ static void put_generation(struct kvr_buf *b, const struct worker *w)
 {
     struct kvr_generation_model g;
     kvr_router_generation_model(w->partition->router, &g);
-    kvr_json_key(b, "generation_model");
-    kvr_json_open(b, '{');
-    kvr_json_put_double(b, "base_ms", g.base_ms);
-    kvr_json_put_double(b, "block_ms", g.block_ms);
-    kvr_json_put_double(b, "tokens", g.tokens);
-    kvr_json_put_u64(b, "observations", g.observations);
-    kvr_json_close(b, '}');
+    kvr_json_printf(b, "'generation_model':{'base_ms':%g,'block_ms':%g,'tokens':%g,'observations':%ju}", g.base_ms, g.block_ms, g.tokens,
+                    g.observations);
 }
 
 static void put_role(struct kvr_buf *b, const struct worker *w)
@@ -190,30 +144,22 @@ static void put_standing(struct kvr_buf *b, const struct worker *w)
 {
     static const char *const states[] = {"unknown", "up", "down"};
     const char *why = why_not(w);
-    kvr_json_put_str(b, "status", states[w->health]);
-    kvr_json_put_str(b, "state", w->draining ? "draining" : "active");
-    kvr_json_put_double(b, "since_s", seconds_since(w->since_ms));
-    kvr_json_key(b, "schedulable");
-    kvr_json_bool(b, worker_is_schedulable(w, now_ms()));
+    kvr_json_printf(b, "'status':%s,'state':%s,'since_s':%g,'schedulable':%i", states[w->health], w->draining ? "draining" : "active",
+                    seconds_since(w->since_ms), worker_is_schedulable(w, now_ms()));
     if (why) kvr_json_put_str(b, "why_not_schedulable", why);
     kvr_json_put_u64(b, "active_requests", w->active);
     if (w->checked_ms) kvr_json_put_double(b, "checked_s_ago", seconds_since(w->checked_ms));
     if (!w->error_ms) return;
-    kvr_json_put_str(b, "last_error", w->last_error);
-    kvr_json_put_double(b, "last_error_s_ago", seconds_since(w->error_ms));
+    kvr_json_printf(b, "'last_error':%s,'last_error_s_ago':%g", w->last_error, seconds_since(w->error_ms));
 }
 
 /* w: a copy, so that nobody waits while it is written. */
 static void put_worker(struct admin *admin, struct kvr_buf *b, const struct worker *w, const struct kvr_view_status *st, size_t n)
 {
-    kvr_json_open(b, '{');
-    kvr_json_put_u64(b, "worker_id", w->id);
-    kvr_json_put_str(b, "model_name", worker_model(admin->workers, w));
-    kvr_json_put_str(b, "routing_group", w->group);
-    kvr_json_put_str(b, "endpoint", w->url);
-    kvr_json_put_u64(b, "block_size", w->block_size);
-    kvr_json_put_u64(b, "data_parallel_start_rank", w->dp_start);
-    kvr_json_put_u64(b, "data_parallel_size", w->dp_size);
+    kvr_json_printf(b,
+                    "{'worker_id':%ju,'model_name':%s,'routing_group':%s,'endpoint':%s,'block_size':%u,"
+                    "'data_parallel_start_rank':%u,'data_parallel_size':%u",
+                    w->id, worker_model(admin->workers, w), w->group, w->url, w->block_size, w->dp_start, w->dp_size);
     put_role(b, w);
     kvr_json_put_str(b, "engine", engine_kind_name(w->engine));
     put_endpoints(b, "kv_events_endpoints", w, RANK_EVENTS);
@@ -222,21 +168,17 @@ static void put_worker(struct admin *admin, struct kvr_buf *b, const struct work
     if (w->recover[0]) kvr_json_put_str(b, "recover_endpoint", w->recover);
     if (w->metrics[0]) kvr_json_put_str(b, "metrics_endpoint", w->metrics);
     if (w->metrics_error) kvr_json_put_str(b, "metrics_error", w->metrics_error);
-    kvr_json_put_u64(b, "max_num_batched_tokens", w->max_num_batched_tokens);
-    kvr_json_put_u64(b, "total_kv_blocks", w->total_kv_blocks ? w->total_kv_blocks : w->learnt_kv_blocks);
+    kvr_json_printf(b, "'max_num_batched_tokens':%ju,'total_kv_blocks':%ju", w->max_num_batched_tokens,
+                    w->total_kv_blocks ? w->total_kv_blocks : w->learnt_kv_blocks);
     put_standing(b, w);
-    kvr_json_key(b, "breaker_open");
-    kvr_json_bool(b, w->open_until_ms > now_ms());
-    kvr_json_key(b, "taints");
-    kvr_json_open(b, '[');
+    kvr_json_printf(b, "'breaker_open':%i,'taints':[", w->open_until_ms > now_ms());
     for (size_t i = 0; i < w->taints_n; i++) kvr_json_str(b, w->taints[i], strlen(w->taints[i]));
     kvr_json_close(b, ']');
     put_model(b, w);
     put_generation(b, w);
     if (learns(admin->workers, w)) learnt_write(b, w);
     usage_reporting_write_locked(w, b);
-    kvr_json_put_u64(b, "requests", w->requests);
-    kvr_json_put_u64(b, "errors", w->errors);
+    kvr_json_printf(b, "'requests':%ju,'errors':%ju", w->requests, w->errors);
     put_views(admin, b, w, st, n);
     kvr_json_close(b, '}');
 }

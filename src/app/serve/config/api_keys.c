@@ -418,12 +418,7 @@ int api_keys_parse(const char *name, const void *text, size_t len, struct api_ke
     return rc;
 }
 
-int api_keys_read(const char *path, struct api_keys *out, char *err, size_t cap)
-{
-    return api_keys_read_all(path, out, NULL, err, cap);
-}
-
-int api_keys_read_all(const char *path, struct api_keys *out, struct kvr_yaml_findings *all, char *err, size_t cap)
+int api_keys_read(const char *path, struct api_keys *out, struct kvr_yaml_findings *all, char *err, size_t cap)
 {
     memset(out, 0, sizeof *out);
     int rc = kvr_yaml_read_all(path, read_document, out, all, err, cap);

@@ -73,10 +73,9 @@ struct api_keys {
     struct api_key anonymous; /* requests without a key */
 };
 
-/* Returns: 0; -1 with file, line, key and what is allowed in err. */
-int api_keys_read(const char *path, struct api_keys *out, char *err, size_t cap);
-/* The same for who wants to hear of everything that is wrong. */
-int api_keys_read_all(const char *path, struct api_keys *out, struct kvr_yaml_findings *all, char *err, size_t cap);
+/* Returns: 0; -1 with file, line, key and what is allowed in err. all: who wants to hear of everything that is wrong; NULL:
+ * nobody does. */
+int api_keys_read(const char *path, struct api_keys *out, struct kvr_yaml_findings *all, char *err, size_t cap);
 /* The same from memory; `name` stands for the file in messages. */
 int api_keys_parse(const char *name, const void *text, size_t len, struct api_keys *out, char *err, size_t cap);
 void api_keys_free(struct api_keys *k);

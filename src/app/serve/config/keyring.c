@@ -251,7 +251,7 @@ int keyrings_reload(struct config *config, char *err, size_t cap)
     snprintf(err, cap, "out of memory");
     if (!fresh) return -1;
     atomic_init(&fresh->holders, 1);
-    if (api_keys_read(k->path, &fresh->file, err, cap)) {
+    if (api_keys_read(k->path, &fresh->file, NULL, err, cap)) {
         free(fresh);
         reloads_note(&config->reloads, RELOAD_API_KEYS, false);
         return -1;
@@ -309,8 +309,7 @@ static void put_limit(struct kvr_buf *b, const char *name, double v)
 
 static void put_limits(struct kvr_buf *b, const struct key_limits *l)
 {
-    kvr_json_key(b, "limits");
-    kvr_json_open(b, '{');
+    kvr_json_printf(b, "'limits':{");
     put_limit(b, "requests_per_second", l->requests_per_second);
     put_limit(b, "burst_requests", l->burst_requests);
     put_limit(b, "tokens_per_second", l->tokens_per_second);
@@ -337,39 +336,30 @@ static uint64_t sum(const _Atomic uint64_t *list, size_t n)
 static void put_use(struct kvr_buf *b, struct key_use *u, const struct key_limits *l)
 {
     struct key_left requests = key_use_left(u, l, KEY_BUCKET_REQUESTS), tokens = key_use_left(u, l, KEY_BUCKET_TOKENS);
-    kvr_json_key(b, "use");
-    kvr_json_open(b, '{');
-    kvr_json_put_u64(b, "concurrent", load(&u->under_way));
+    kvr_json_printf(b, "'use':{'concurrent':%ju", load(&u->under_way));
     if (requests.limited) kvr_json_put_double(b, "requests_left", requests.left);
     if (tokens.limited) kvr_json_put_double(b, "tokens_left", tokens.left);
-    kvr_json_put_u64(b, "requests", sum(u->answered, KEY_STATUSES));
-    kvr_json_put_u64(b, "refused", sum(u->refused, KEY_REFUSALS));
-    kvr_json_put_u64(b, "tokens_in", load(&u->tokens_in));
-    kvr_json_put_u64(b, "tokens_out", load(&u->tokens_out));
-    kvr_json_close(b, '}');
+    kvr_json_printf(b, "'requests':%ju,'refused':%ju,'tokens_in':%ju,'tokens_out':%ju}", sum(u->answered, KEY_STATUSES),
+                    sum(u->refused, KEY_REFUSALS), load(&u->tokens_in), load(&u->tokens_out));
 }
 
 static void put_expiry(struct kvr_buf *b, int64_t expires)
 {
     if (expires == INT64_MAX) return;
     kvr_json_put_moment(b, "expires", expires);
-    kvr_json_key(b, "expired");
-    kvr_json_bool(b, (int64_t)time(NULL) >= expires);
+    kvr_json_printf(b, "'expired':%i", (int64_t)time(NULL) >= expires);
 }
 
 static void put_key(struct kvr_buf *b, const struct api_key *k)
 {
-    kvr_json_open(b, '{');
-    kvr_json_put_str(b, "name", k->name);
+    kvr_json_printf(b, "{'name':%s", k->name);
     if (k->models) {
-        kvr_json_key(b, "models");
-        kvr_json_open(b, '[');
+        kvr_json_printf(b, "'models':[");
         for (size_t i = 0; i < k->models_n; i++) kvr_json_str(b, k->models[i], strlen(k->models[i]));
         kvr_json_close(b, ']');
     }
     if (k->required_taints) {
-        kvr_json_key(b, "required_taints");
-        kvr_json_open(b, '[');
+        kvr_json_printf(b, "'required_taints':[");
         for (size_t i = 0; i < k->required_taints->n; i++)
             kvr_json_str(b, k->required_taints->names[i], strlen(k->required_taints->names[i]));
         kvr_json_close(b, ']');
@@ -386,27 +376,22 @@ static void put_key(struct kvr_buf *b, const struct api_key *k)
 void keyrings_write(struct config *config, struct kvr_buf *b)
 {
     struct keyring *ring = keyring_hold(config);
-    kvr_json_open(b, '{');
-    kvr_json_key(b, "keys");
-    kvr_json_open(b, '[');
+    kvr_json_printf(b, "{'keys':[");
     for (size_t i = 0; ring && i < ring->file.n; i++) put_key(b, &ring->file.keys[i]);
     kvr_json_close(b, ']');
     if (ring && ring->file.has_anonymous) {
         kvr_json_key(b, "anonymous");
         put_key(b, &ring->file.anonymous);
     }
-    kvr_json_key(b, "models");
-    kvr_json_open(b, '[');
+    kvr_json_printf(b, "'models':[");
     for (size_t i = 0; ring && i < ring->file.models_n; i++) {
         const struct limited_model *m = &ring->file.models[i];
-        kvr_json_open(b, '{');
-        kvr_json_put_str(b, "model", m->model);
+        kvr_json_printf(b, "{'model':%s", m->model);
         put_limits(b, &m->limits);
         put_use(b, m->use, &m->limits);
         kvr_json_close(b, '}');
     }
-    kvr_json_close(b, ']');
-    kvr_json_close(b, '}');
+    kvr_json_printf(b, "]}");
     keyring_let_go(ring);
 }
 

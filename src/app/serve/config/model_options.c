@@ -83,8 +83,7 @@ int model_options_read(const struct kvr_yaml *y, const char *key, yaml_node_t *m
 void model_options_write(const struct model_options *m, struct kvr_buf *b)
 {
     if (!m->set) return;
-    kvr_json_key(b, "options");
-    kvr_json_open(b, '{');
+    kvr_json_printf(b, "'options':{");
     for (size_t i = 0; i < MODEL_OPTIONS_N; i++) {
         if (!model_option_is_set(m, (enum model_option)i)) continue;
         if (i == MODEL_ROUTER_MODE) {

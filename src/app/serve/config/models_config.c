@@ -57,7 +57,7 @@ static struct models_config *config_new(struct config *config, const void *text,
     c->put = text != NULL;
     c->since = (int64_t)time(NULL);
     const char *name = text ? "body" : config->o->models_file;
-    int rc = text ? models_file_parse(name, text, len, &c->file, err, cap) : models_file_read(name, &c->file, err, cap);
+    int rc = text ? models_file_parse(name, text, len, &c->file, err, cap) : models_file_read(name, &c->file, NULL, err, cap);
     size_t at = 0;
     if (rc == 0 && !models_config_next_misfit(config->o, name, &c->file, &at, err, cap) && make_tag(&c->file, c->tag)) return c;
     models_file_free(&c->file);
@@ -129,8 +129,7 @@ void models_config_write(struct config *config, struct kvr_buf *b)
 {
     const struct models_config *c = in_force(config);
     const char *path = config->o->models_file;
-    kvr_json_open(b, '{');
-    kvr_json_key(b, "config");
+    kvr_json_printf(b, "{'config':");
     models_file_write(&c->file, b);
     kvr_json_put_str(b, "source", c->put ? "api" : path ? "file" : "none");
     if (path) kvr_json_put_str(b, "path", path);

@@ -184,12 +184,7 @@ int models_file_parse(const char *name, const void *text, size_t len, struct mod
     return rc;
 }
 
-int models_file_read(const char *path, struct models_file *out, char *err, size_t cap)
-{
-    return models_file_read_all(path, out, NULL, err, cap);
-}
-
-int models_file_read_all(const char *path, struct models_file *out, struct kvr_yaml_findings *all, char *err, size_t cap)
+int models_file_read(const char *path, struct models_file *out, struct kvr_yaml_findings *all, char *err, size_t cap)
 {
     memset(out, 0, sizeof *out);
     int rc = kvr_yaml_read_all(path, read_document, out, all, err, cap);

@@ -50,10 +50,9 @@ struct models_file {
     size_t n;
 };
 
-/* Returns: 0; -1 with file, line, key and what is allowed in err. */
-int models_file_read(const char *path, struct models_file *out, char *err, size_t cap);
-/* The same for who wants to hear of everything that is wrong. */
-int models_file_read_all(const char *path, struct models_file *out, struct kvr_yaml_findings *all, char *err, size_t cap);
+/* Returns: 0; -1 with file, line, key and what is allowed in err. all: who wants to hear of everything that is wrong; NULL:
+ * nobody does. */
+int models_file_read(const char *path, struct models_file *out, struct kvr_yaml_findings *all, char *err, size_t cap);
 /* The same from memory; `name` stands for the file in messages. */
 int models_file_parse(const char *name, const void *text, size_t len, struct models_file *out, char *err, size_t cap);
 void models_file_free(struct models_file *f);

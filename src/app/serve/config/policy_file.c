@@ -171,12 +171,7 @@ int policy_file_parse(const char *name, const void *text, size_t len, struct pol
     return rc;
 }
 
-int policy_file_read(const char *path, struct policy_file *out, char *err, size_t cap)
-{
-    return policy_file_read_all(path, out, NULL, err, cap);
-}
-
-int policy_file_read_all(const char *path, struct policy_file *out, struct kvr_yaml_findings *all, char *err, size_t cap)
+int policy_file_read(const char *path, struct policy_file *out, struct kvr_yaml_findings *all, char *err, size_t cap)
 {
     memset(out, 0, sizeof *out);
     int rc = kvr_yaml_read_all(path, read_document, out, all, err, cap);

@@ -12,10 +12,9 @@ struct policy_file {
     size_t n;
 };
 
-/* Returns: 0; -1 with file, line, key and what is allowed in err. */
-int policy_file_read(const char *path, struct policy_file *out, char *err, size_t cap);
-/* The same for who wants to hear of everything that is wrong. */
-int policy_file_read_all(const char *path, struct policy_file *out, struct kvr_yaml_findings *all, char *err, size_t cap);
+/* Returns: 0; -1 with file, line, key and what is allowed in err. all: who wants to hear of everything that is wrong; NULL:
+ * nobody does. */
+int policy_file_read(const char *path, struct policy_file *out, struct kvr_yaml_findings *all, char *err, size_t cap);
 /* The same from memory; `name` stands for the file in messages. */
 int policy_file_parse(const char *name, const void *text, size_t len, struct policy_file *out, char *err, size_t cap);
 void policy_file_free(struct policy_file *f);

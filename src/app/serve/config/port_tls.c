@@ -156,10 +156,8 @@ void port_tls_write(struct config *config, struct kvr_buf *b)
     size_t n = ports_of(config, doors);
     kvr_json_open(b, '[');
     for (size_t i = 0; i < n; i++) {
-        kvr_json_open(b, '{');
-        kvr_json_put_str(b, "port", doors[i].port);
-        kvr_json_put_u64(b, "ends_at_ms", 1000 * (uint64_t)KVR_MAX(kvr_tls_ctx_expires(*doors[i].tls), (int64_t)0));
-        kvr_json_close(b, '}');
+        kvr_json_printf(b, "{'port':%s,'ends_at_ms':%ju}", doors[i].port,
+                        1000 * (uint64_t)KVR_MAX(kvr_tls_ctx_expires(*doors[i].tls), (int64_t)0));
     }
     kvr_json_close(b, ']');
 }

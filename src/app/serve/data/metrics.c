@@ -23,16 +23,13 @@ static void put_access_log(struct data_plane *data, struct kvr_prom_page *b)
 {
     struct kvr_line_log_stats st = {0};
     if (data->access_log) kvr_line_log_stats(data->access_log, &st);
-    const struct {
-        const char *name, *help;
-        uint64_t v;
-    } rows[] = {
-        {"access_log_lines_total", "Lines of the access log", st.lines},
-        {"access_log_dropped_lines_total", "Lines for which there was no room, as the file is too slow or cannot be written", st.dropped},
-        {"access_log_write_errors_total", "Writes to it that have failed, and are tried again", st.write_errors},
-        {"access_log_reopened_total", "Times that it was opened anew", st.reopened}};
-    for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
-        kvr_prom_one_if(b, data->access_log != NULL, "kvroute_", rows[i].name, "counter", rows[i].help, rows[i].v);
+    const struct kvr_prom_row rows[] = {
+        {"access_log_lines_total", "counter", "Lines of the access log", st.lines},
+        {"access_log_dropped_lines_total", "counter", "Lines for which there was no room, as the file is too slow or cannot be written",
+         st.dropped},
+        {"access_log_write_errors_total", "counter", "Writes to it that have failed, and are tried again", st.write_errors},
+        {"access_log_reopened_total", "counter", "Times that it was opened anew", st.reopened}};
+    kvr_prom_rows(b, data->access_log != NULL, "kvroute_", rows, KVR_ARRAY_LEN(rows));
 }
 
 static void put_sessions(struct data_plane *data, struct kvr_prom_page *b)

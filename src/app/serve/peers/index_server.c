@@ -331,15 +331,11 @@ void index_server_stop(struct peers *peers)
 void index_server_metrics(struct peers *peers, struct kvr_prom_page *b)
 {
     struct index_server *v = peers->served;
-    const struct {
-        const char *name, *type, *help;
-        uint64_t v;
-    } rows[] = {
+    const struct kvr_prom_row rows[] = {
         {"ready", "gauge", "1 when the served index answers", v && not_ready(v) == NULL},
         {"queries_total", "counter", "Overlap queries answered", v ? atomic_load(&v->queries) : 0},
         {"records_total", "counter", "Routing decisions recorded for others", v ? atomic_load(&v->records) : 0},
         {"errors_total", "counter", "Questions refused", v ? atomic_load(&v->errors) : 0},
     };
-    for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
-        kvr_prom_one_if(b, v != NULL, "kvroute_served_index_", rows[i].name, rows[i].type, rows[i].help, rows[i].v);
+    kvr_prom_rows(b, v != NULL, "kvroute_served_index_", rows, KVR_ARRAY_LEN(rows));
 }

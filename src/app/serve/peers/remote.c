@@ -132,10 +132,7 @@ void remote_metrics(struct peers *peers, struct kvr_prom_page *b)
 {
     struct kvr_remote_stats *st = &peers->remote_stats;
     bool any = peers->o->use_remote_indexer != NULL;
-    const struct {
-        const char *name, *type, *help;
-        uint64_t v;
-    } rows[] = {
+    const struct kvr_prom_row rows[] = {
         {"up", "gauge", "1 when every loop may ask the remote index", any && all_good(peers)},
         {"queries_total", "counter", "Overlap queries sent to the remote index", atomic_load(&st->queries)},
         {"query_failures_total", "counter", "Of these, without an answer; the requests counted as having no overlap",
@@ -151,8 +148,7 @@ void remote_metrics(struct peers *peers, struct kvr_prom_page *b)
         {"rejected_validations_total", "counter", "Of these, unfit: not ready, of another mode, or several owners",
          atomic_load(&st->rejected_validations)},
     };
-    for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
-        kvr_prom_one_if(b, any, "kvroute_remote_indexer_", rows[i].name, rows[i].type, rows[i].help, rows[i].v);
+    kvr_prom_rows(b, any, "kvroute_remote_indexer_", rows, KVR_ARRAY_LEN(rows));
     kvr_prom_family(b, "kvroute_", "router_overhead_remote_index_ms", "histogram", "From asking the remote index to its answer");
     kvr_prom_put_histogram(b, KVR_PROM_NONE, &peers->remote_counters.query_ms);
 }

@@ -280,10 +280,7 @@ void replicas_metrics(struct peers *peers, struct kvr_prom_page *b)
 {
     struct kvr_sync_stats st = {0};
     if (peers->sync) kvr_sync_stats(peers->sync, &st);
-    const struct {
-        const char *name, *type, *help;
-        uint64_t v;
-    } rows[] = {
+    const struct kvr_prom_row rows[] = {
         {"peers", "gauge", "Other routers that are followed", st.peers},
         {"live_peers", "gauge", "Of these, those whose bookings are known now", st.live_peers},
         {"events_sent_total", "counter", "Changes of the book told", st.events_sent},
@@ -305,6 +302,5 @@ void replicas_metrics(struct peers *peers, struct kvr_prom_page *b)
         {"stalled_total", "counter", "Connections ended because they did not read", st.stalled},
         {"lost_peers_total", "counter", "Times a peer fell silent, was replaced or taken away", st.lost_peers},
     };
-    for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
-        kvr_prom_one_if(b, peers->sync != NULL, "kvroute_replica_sync_", rows[i].name, rows[i].type, rows[i].help, rows[i].v);
+    kvr_prom_rows(b, peers->sync != NULL, "kvroute_replica_sync_", rows, KVR_ARRAY_LEN(rows));
 }

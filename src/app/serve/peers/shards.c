@@ -19,6 +19,7 @@
 #include "app/serve/workers/table/roster.h"
 #include "app/serve/workers/table/worker.h"
 #include "base/map64.h"
+#include "net/http/ask.h"
 #include "wire/prom_page.h"
 
 enum { ROUND_MS = 1000, CALL_S = 2, ANSWER_MAX = 32 << 20, WORKERS_MAX = 16384, KNOWN_MAX = 1 << 20, CALLS_MAX = 64 };
@@ -27,11 +28,8 @@ struct call {
     struct peers *peers;
     size_t shard;
     bool list; /* GET /workers; else a change */
-    int status;
-    struct kvr_http_call *http;
-    struct kvr_buf answer;
+    struct kvr_ask *asking;
     struct call *next;
-    uint64_t deadline_ms;
 };
 
 /* A rank somebody follows. */
@@ -61,8 +59,7 @@ static void end_call(struct call *c)
     while (*at != c) at = &(*at)->next;
     *at = c->next;
     sh->calls_n--;
-    if (c->http) kvr_http_call_cancel(c->http);
-    kvr_buf_free(&c->answer);
+    kvr_ask_cancel(c->asking);
     free(c);
 }
 
@@ -103,12 +100,11 @@ static int take_instance(void *ctx, const char *key, size_t len, struct kvr_json
     return kvr_json_type_of(ranks) == KVR_JSON_OBJECT ? kvr_json_each(ranks, take_rank, l) : 0;
 }
 
-static bool take_list(struct call *c)
+static bool take_list(const struct call *c, const struct kvr_asked *said)
 {
     struct kvr_json o;
     struct listing l = {.of = c->peers->shards, .shard = c->shard};
-    if (c->status != 200 || c->answer.failed || kvr_json_parse(c->peers->process->json, c->answer.data, c->answer.len, &o, NULL))
-        return false;
+    if (said->status != 200 || said->cut || kvr_json_parse(c->peers->process->json, said->data, said->len, &o, NULL)) return false;
     return kvr_json_type_of(o) == KVR_JSON_ARRAY && kvr_json_each(o, take_instance, &l) == 0;
 }
 
@@ -116,13 +112,14 @@ static bool take_list(struct call *c)
 
 static void assign(struct peers *peers);
 
-static void over(struct call *c, bool ok)
+static void over(void *ctx, const struct kvr_asked *said)
 {
+    struct call *c = ctx;
     struct peers *peers = c->peers;
     struct shards *sh = peers->shards;
-    bool list = c->list;
-    if (list && ok) ok = take_list(c);
-    if (!list && (!ok || c->status / 100 != 2) && c->status != 409 && c->status != 404) atomic_fetch_add(&sh->refused, 1);
+    bool list = c->list, ok = list && take_list(c, said);
+    if (!list && said->status / 100 != 2 && said->status != 409 && said->status != 404) atomic_fetch_add(&sh->refused, 1);
+    c->asking = NULL;
     end_call(c);
     if (!list) return;
     sh->answered += ok;
@@ -130,66 +127,38 @@ static void over(struct call *c, bool ok)
     if (sh->answered == peers->remote_n) assign(peers);
 }
 
-static void on_head(struct kvr_http_call *call, void *ctx, int status, const struct kvr_headers *h, int64_t length)
-{
-    struct call *c = ctx;
-    (void)call, (void)h, (void)length;
-    c->status = status;
-}
-
-static void on_body(struct kvr_http_call *call, void *ctx, const char *data, size_t len)
-{
-    struct call *c = ctx;
-    (void)call;
-    if (c->answer.len + len > ANSWER_MAX) c->answer.failed = true;
-    kvr_buf_add(&c->answer, data, len);
-}
-
-static void on_done(struct kvr_http_call *call, void *ctx)
-{
-    struct call *c = ctx;
-    (void)call;
-    c->http = NULL;
-    over(c, true);
-}
-
-static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failure why, const char *text)
-{
-    struct call *c = ctx;
-    (void)call, (void)why, (void)text;
-    c->http = NULL;
-    over(c, false);
-}
-
 /* body NULL: GET. Takes its bytes. */
 static bool start_call(struct peers *peers, size_t shard, const char *path, struct kvr_buf *body)
 {
     struct shards *sh = peers->shards;
-    static const struct kvr_http_call_handler handler = {on_head, on_body, on_done, on_failed};
     const struct kvr_endpoint *e = &peers->remote[shard];
     struct call *c = sh->calls_n < CALLS_MAX ? calloc(1, sizeof *c) : NULL;
     struct kvr_buf head = {0};
     if (!c) return false;
-    *c = (struct call){.peers = peers, .shard = shard, .list = !body, .next = sh->calls, .deadline_ms = now_ms() + 1000 * CALL_S};
+    *c = (struct call){.peers = peers, .shard = shard, .list = !body, .next = sh->calls};
     sh->calls = c;
     sh->calls_n++;
     kvr_buf_printf(&head, "%s %s%s HTTP/1.1\r\nHost: %s\r\n", body ? "POST" : "GET", e->base, path, e->authority);
     if (body) kvr_buf_printf(&head, "Content-Type: application/json\r\nContent-Length: %zu\r\n", body->len);
     if (peers->remote_keys) kvr_buf_printf(&head, "Authorization: Bearer %s\r\n", peers->remote_keys[0]);
     kvr_buf_str(&head, "\r\n");
-    struct kvr_http_call_config cc = {.endpoint = e,
-                                      .head = head.data,
-                                      .head_len = head.len,
-                                      .body = body ? kvr_body_take(body) : NULL,
-                                      .connect_timeout_s = CALL_S,
-                                      .handler = &handler,
-                                      .ctx = c};
-    if (!head.failed && (!body || cc.body)) c->http = kvr_http_call_start(sh->client, &cc);
-    kvr_body_unref(cc.body);
-    kvr_buf_free(&head);
+    struct kvr_ask_config config = {.loop = &peers->process->main_loop,
+                                    .client = sh->client,
+                                    .endpoint = e,
+                                    .post = body != NULL,
+                                    .body = body ? kvr_body_take(body) : NULL,
+                                    .head = &head,
+                                    .max = ANSWER_MAX,
+                                    .connect_timeout_s = CALL_S,
+                                    .timeout_s = CALL_S,
+                                    .fn = over,
+                                    .ctx = c};
+    c->asking = kvr_ask_start(&config);
+    kvr_body_unref(config.body);
     if (body) kvr_buf_free(body);
-    if (!c->http) end_call(c);
-    return c != NULL;
+    if (c->asking) return true;
+    end_call(c);
+    return false;
 }
 
 /* ---- assigning ------------------------------------------------------------------------------------------------------- */
@@ -220,15 +189,10 @@ static void put_registration(struct peers *peers, const struct worker *w, uint32
     char model[MODEL_MAX + 16];
     const char *events = w->ranks[place].endpoints[RANK_EVENTS], *replay = w->ranks[place].endpoints[RANK_REPLAY];
     remote_model(peers, w->block_size, model, sizeof model);
-    kvr_json_open(b, '{');
-    kvr_json_put_u64(b, "instance_id", w->id);
-    kvr_json_put_u64(b, "dp_rank", w->dp_start + place);
-    kvr_json_put_str(b, "endpoint", *events ? events : "plane");
+    kvr_json_printf(b, "{'instance_id':%ju,'dp_rank':%u,'endpoint':%s", w->id, w->dp_start + place, *events ? events : "plane");
     if (*replay) kvr_json_put_str(b, "replay_endpoint", replay);
     if (w->recover[0]) kvr_json_put_str(b, "recover_endpoint", w->recover);
-    kvr_json_put_str(b, "model_name", model);
-    kvr_json_put_u64(b, "block_size", w->block_size);
-    kvr_json_close(b, '}');
+    kvr_json_printf(b, "'model_name':%s,'block_size':%u}", model, w->block_size);
 }
 
 /* A rank of ours: where it is, it stays. */
@@ -257,12 +221,8 @@ static void take_away(struct peers *peers, const struct place *p)
 {
     struct shards *sh = peers->shards;
     struct kvr_buf b = {0};
-    kvr_json_open(&b, '{');
-    kvr_json_put_u64(&b, "instance_id", p->worker.worker_id);
-    kvr_json_put_u64(&b, "dp_rank", p->worker.dp_rank);
-    kvr_json_put_str(&b, "routing_group", "default");
-    kvr_json_put_str(&b, "model_name", p->model);
-    kvr_json_close(&b, '}');
+    kvr_json_printf(&b, "{'instance_id':%ju,'dp_rank':%u,'routing_group':'default','model_name':%s}", p->worker.worker_id,
+                    p->worker.dp_rank, p->model);
     if (!b.failed && start_call(peers, p->shard, "/unregister", &b)) atomic_fetch_add(&sh->unregistered, 1);
     kvr_buf_free(&b);
 }
@@ -298,13 +258,6 @@ void shards_tick(struct peers *peers)
     struct shards *sh = peers->shards;
     uint64_t now = now_ms();
     if (!sh || process_is_ending(peers->process) || !ready_to_begin(peers)) return;
-    for (struct call *c = sh->calls, *next; c; c = next) {
-        next = c->next;
-        if (now < c->deadline_ms) continue;
-        over(c, false);
-        next = sh->calls; /* the list may have changed */
-        while (next && now < next->deadline_ms) next = next->next;
-    }
     if (now < sh->next_ms || sh->calls_n) return;
     sh->next_ms = now + ROUND_MS;
     sh->places_n = sh->answered = sh->failed = 0;
@@ -334,14 +287,10 @@ void shards_stop(struct peers *peers)
 void shards_metrics(struct peers *peers, struct kvr_prom_page *b)
 {
     const struct shards *sh = peers->shards;
-    const struct {
-        const char *name, *help;
-        uint64_t v;
-    } rows[] = {
-        {"registered_total", "Ranks registered with an indexer", sh ? atomic_load(&sh->registered) : 0},
-        {"unregistered_total", "Ranks taken away from an indexer", sh ? atomic_load(&sh->unregistered) : 0},
-        {"refused_total", "Of both, refused or not answered", sh ? atomic_load(&sh->refused) : 0},
+    const struct kvr_prom_row rows[] = {
+        {"registered_total", "counter", "Ranks registered with an indexer", sh ? atomic_load(&sh->registered) : 0},
+        {"unregistered_total", "counter", "Ranks taken away from an indexer", sh ? atomic_load(&sh->unregistered) : 0},
+        {"refused_total", "counter", "Of both, refused or not answered", sh ? atomic_load(&sh->refused) : 0},
     };
-    for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
-        kvr_prom_one_if(b, sh != NULL, "kvroute_indexer_shards_", rows[i].name, "counter", rows[i].help, rows[i].v);
+    kvr_prom_rows(b, sh != NULL, "kvroute_indexer_shards_", rows, KVR_ARRAY_LEN(rows));
 }

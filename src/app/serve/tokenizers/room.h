@@ -45,7 +45,7 @@ struct tokenizers {
 };
 
 /* Asks a worker the built-in questions, one after the other; then kvr_tokenizer_probed, or _cannot_ask. Returns: NULL without memory. */
-struct prober *prober_start(struct tokenizers *t, struct tokenizer_entry *e, const struct worker *w);
+void prober_start(struct tokenizers *t, struct tokenizer_entry *e, const struct worker *w);
 void prober_stop(struct prober *p);
 
 #endif

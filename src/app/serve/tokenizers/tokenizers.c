@@ -273,7 +273,7 @@ static void probe_next(struct tokenizers *t, struct tokenizer_entry *e)
     const struct roster_row *row = roster_hold(t->workers, e->model);
     for (size_t i = 0; row && i < row->servers_n && !e->prober; i++) {
         const struct worker *w = row->servers[i].worker;
-        if (atomic_load(&w->health) == HEALTH_UP && !is_probed(e, w)) (void)prober_start(t, e, w);
+        if (atomic_load(&w->health) == HEALTH_UP && !is_probed(e, w)) prober_start(t, e, w);
     }
     roster_let_go(row);
 }

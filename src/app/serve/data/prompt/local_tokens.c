@@ -4,10 +4,12 @@
 
 #include <string.h>
 
+#include "app/serve/data/request/admission.h"
 #include "app/serve/data/request/eligible.h"
 #include "app/serve/data/request/phases.h"
 #include "app/serve/tokenizers/tokenizers.h"
 #include "app/serve/workers/table/worker.h"
+#include "net/http/ask.h"
 
 enum { WHOLE_ON_LOOP = 64 << 10, QUESTION_MAX = 16 << 20, CHECKS_MAX = 8, CHECK_ANSWER_MAX = 16 << 20 };
 
@@ -176,18 +178,8 @@ struct token_check {
     struct kvr_tokenizer *tokenizer;
     struct worker *worker;
     struct kvr_body *question;
-    struct kvr_http_call *call;
-    uv_timer_t timeout;
-    int status;
-    struct kvr_buf answer;
+    struct kvr_ask *asking;
 };
-
-static void on_check_closed(uv_handle_t *h)
-{
-    struct token_check *k = h->data;
-    kvr_buf_free(&k->answer);
-    free(k);
-}
 
 static void end_check(struct token_check *k)
 {
@@ -195,12 +187,11 @@ static void end_check(struct token_check *k)
     while (*at != k) at = &(*at)->next;
     *at = k->next;
     k->loop->token_checks_n--;
-    if (k->call) kvr_http_call_cancel(k->call);
-    k->call = NULL;
+    kvr_ask_cancel(k->asking);
     kvr_body_unref(k->question);
     kvr_tokenizer_unref(k->tokenizer);
     worker_let_go(k->worker);
-    uv_close((uv_handle_t *)&k->timeout, on_check_closed);
+    free(k);
 }
 
 void local_tokens_stop_checks(struct loop *l)
@@ -208,27 +199,10 @@ void local_tokens_stop_checks(struct loop *l)
     while (l->token_checks) end_check(l->token_checks);
 }
 
-static void on_check_head(struct kvr_http_call *call, void *ctx, int status, const struct kvr_headers *headers, int64_t length)
-{
-    (void)call;
-    (void)headers;
-    (void)length;
-    ((struct token_check *)ctx)->status = status;
-}
-
-static void on_check_body(struct kvr_http_call *call, void *ctx, const char *data, size_t len)
-{
-    struct token_check *k = ctx;
-    (void)call;
-    if (k->answer.len + len > CHECK_ANSWER_MAX) k->answer.failed = true;
-    kvr_buf_add(&k->answer, data, len);
-}
-
-static void judge(struct token_check *k)
+static void judge(const struct token_check *k, const struct kvr_asked *said)
 {
     struct kvr_json root, list;
-    if (k->status != 200 || k->answer.failed) return;
-    if (kvr_json_parse(k->loop->json, k->answer.data ? k->answer.data : "", k->answer.len, &root, NULL)) return;
+    if (said->status != 200 || said->cut || kvr_json_parse(k->loop->json, said->data, said->len, &root, NULL)) return;
     list = kvr_json_get(root, "tokens");
     size_t n = kvr_json_count(list);
     if (kvr_json_type_of(list) != KVR_JSON_ARRAY || n > k->loop->data->o->max_prompt_tokens) return;
@@ -237,46 +211,31 @@ static void judge(struct token_check *k)
     free(ids);
 }
 
-static void on_check_done(struct kvr_http_call *call, void *ctx)
+static void on_check_over(void *ctx, const struct kvr_asked *said)
 {
     struct token_check *k = ctx;
-    (void)call;
-    k->call = NULL;
-    judge(k);
+    k->asking = NULL;
+    judge(k, said);
     end_check(k);
 }
-
-static void on_check_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failure why, const char *text)
-{
-    struct token_check *k = ctx;
-    (void)call;
-    (void)why;
-    (void)text;
-    k->call = NULL;
-    end_check(k);
-}
-
-static void on_check_timeout(uv_timer_t *t)
-{
-    end_check(t->data);
-}
-
-static const struct kvr_http_call_handler check_handler = {on_check_head, on_check_body, on_check_done, on_check_failed};
 
 static bool start_check(struct token_check *k, const struct request *r)
 {
     struct kvr_buf head = {0};
-    tokenize_put_head(r, k->worker, k->question->len, &head);
-    struct kvr_http_call_config config = {.endpoint = &k->worker->endpoint,
-                                          .head = head.data,
-                                          .head_len = head.len,
-                                          .body = k->question,
-                                          .connect_timeout_s = data_of(r)->o->connect_timeout,
-                                          .handler = &check_handler,
-                                          .ctx = k};
-    if (!head.failed) k->call = kvr_http_call_start(k->loop->client, &config);
-    kvr_buf_free(&head);
-    return k->call != NULL;
+    admission_put_post(r, k->worker, "/tokenize", k->question->len, &head);
+    struct kvr_ask_config config = {.loop = &k->loop->uv,
+                                    .client = k->loop->client,
+                                    .endpoint = &k->worker->endpoint,
+                                    .post = true,
+                                    .body = k->question,
+                                    .head = &head,
+                                    .max = CHECK_ANSWER_MAX,
+                                    .connect_timeout_s = data_of(r)->o->connect_timeout,
+                                    .timeout_s = data_of(r)->o->tokenize_timeout,
+                                    .fn = on_check_over,
+                                    .ctx = k};
+    k->asking = kvr_ask_start(&config);
+    return k->asking != NULL;
 }
 
 void local_tokens_check(struct request *r, struct kvr_tokenizer *t, struct kvr_body *question)
@@ -294,8 +253,5 @@ void local_tokens_check(struct request *r, struct kvr_tokenizer *t, struct kvr_b
         .next = l->token_checks, .loop = l, .tokenizer = kvr_tokenizer_ref(t), .worker = w, .question = kvr_body_ref(question)};
     l->token_checks = k;
     l->token_checks_n++;
-    uv_timer_init(&l->uv, &k->timeout);
-    k->timeout.data = k;
-    bool asked = start_check(k, r);
-    uv_timer_start(&k->timeout, on_check_timeout, asked ? (uint64_t)(data_of(r)->o->tokenize_timeout * 1000) + 1 : 0, 0);
+    if (!start_check(k, r)) end_check(k);
 }

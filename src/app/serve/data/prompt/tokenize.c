@@ -18,7 +18,7 @@
 #include "app/serve/data/state/token_cache.h"
 #include "app/serve/tokenizers/tokenizers.h"
 #include "app/serve/workers/counts/model_counts.h"
-#include "app/serve/workers/entry/worker_key.h"
+#include "app/serve/workers/table/worker.h"
 #include "base/log.h"
 #include "token/dates.h"
 #include "wire/prompt_tokens.h"
@@ -280,16 +280,6 @@ static const struct kvr_http_call_handler handler = {on_head, on_body, on_done, 
 
 /* ---- a question -------------------------------------------------------------------------------------- */
 
-void tokenize_put_head(const struct request *r, const struct worker *w, size_t len, struct kvr_buf *h)
-{
-    struct kvr_text auth = admission_authorization(r);
-    kvr_buf_printf(h, "POST %s/tokenize HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n",
-                   w->endpoint.base, w->endpoint.authority, len);
-    if (auth.ptr) kvr_buf_printf(h, "Authorization: %.*s\r\n", (int)auth.len, auth.ptr);
-    else worker_key_put(w->api_key, h);
-    kvr_buf_str(h, "\r\n");
-}
-
 static enum outcome ask_engine(struct request *r)
 {
     struct data_plane *data = data_of(r);
@@ -302,7 +292,7 @@ static enum outcome ask_engine(struct request *r)
         return exists ? failed(r) : OUTCOME_DONE; /* a worker that comes takes it without tokens */
     }
     COUNT(r, tokenize_requests_total);
-    tokenize_put_head(r, t->asked, t->question->len, &h);
+    admission_put_post(r, t->asked, "/tokenize", t->question->len, &h);
     struct kvr_http_call_config config = {.endpoint = &t->asked->endpoint,
                                           .head = h.data,
                                           .head_len = h.len,

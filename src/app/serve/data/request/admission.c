@@ -10,6 +10,8 @@
 #include "app/serve/config/keyring.h"
 #include "app/serve/data/request/attempt.h"
 #include "app/serve/data/request/reply.h"
+#include "app/serve/workers/entry/worker_key.h"
+#include "app/serve/workers/table/worker.h"
 
 /* ---- who asks ---------------------------------------------------------------------------------------- */
 
@@ -408,4 +410,14 @@ struct kvr_text admission_authorization(const struct request *r)
     static const struct kvr_text none = {NULL, 0};
     if (!r->conn || (r->admission.ring && !data_of(r)->o->forward_client_key)) return none;
     return kvr_headers_get(kvr_http_conn_request(r->conn)->headers, key_headers[0]);
+}
+
+void admission_put_post(const struct request *r, const struct worker *w, const char *path, size_t len, struct kvr_buf *head)
+{
+    struct kvr_text auth = admission_authorization(r);
+    kvr_buf_printf(head, "POST %s%s HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n", w->endpoint.base,
+                   path, w->endpoint.authority, len);
+    if (auth.ptr) kvr_buf_printf(head, "Authorization: %.*s\r\n", (int)auth.len, auth.ptr);
+    else worker_key_put(w->api_key, head);
+    kvr_buf_str(head, "\r\n");
 }

@@ -16,8 +16,6 @@ enum outcome tokens_begin(struct request *r);
 void tokens_leave(struct request *r);
 enum outcome tokens_on_time(struct request *r, bool total);
 enum outcome tokens_made(struct request *r); /* it came out of local_tokens_next_made() */
-/* The head of a question for an engine's /tokenize, with a body of `len` bytes. */
-void tokenize_put_head(const struct request *r, const struct worker *w, size_t len, struct kvr_buf *h);
 
 /* remote_lookup.c: LOOKUP */
 enum outcome lookup_begin(struct request *r);

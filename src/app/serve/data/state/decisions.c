@@ -53,39 +53,21 @@ static void put_delay(struct kvr_buf *b, const struct delay_terms *d)
 
 static void put_row(struct kvr_buf *b, const struct decision_row *r, bool has_delay)
 {
-    kvr_json_open(b, '{');
-    kvr_json_put_u64(b, "worker_id", r->worker.worker_id);
-    kvr_json_put_u64(b, "dp_rank", r->worker.dp_rank);
-    kvr_json_put_double(b, "cost", r->cost);
+    kvr_json_printf(b, "{'worker_id':%ju,'dp_rank':%u,'cost':%g", r->worker.worker_id, r->worker.dp_rank, r->cost);
     if (has_delay) put_delay(b, &r->delay);
-    kvr_json_put_double(b, "device_blocks", (double)r->device);
-    kvr_json_put_double(b, "host_blocks", (double)r->host);
-    kvr_json_put_double(b, "disk_blocks", (double)r->disk);
-    kvr_json_put_double(b, "external_blocks", (double)r->external);
-    kvr_json_put_double(b, "pending_blocks", (double)r->pending);
+    kvr_json_printf(b, "'device_blocks':%g,'host_blocks':%g,'disk_blocks':%g,'external_blocks':%g,'pending_blocks':%g", (double)r->device,
+                    (double)r->host, (double)r->disk, (double)r->external, (double)r->pending);
     if (has_delay) put_rounded(b, "copy_blocks", r->copy);
     if (has_delay) put_rounded(b, "pressure", r->pressure);
-    kvr_json_put_u64(b, "prefill_tokens", r->own_tokens);
-    kvr_json_put_u64(b, "active_prefill_tokens", r->prefill_tokens);
-    kvr_json_put_u64(b, "potential_decode_blocks", r->decode_blocks);
-    kvr_json_put_u64(b, "active_requests", r->requests);
-    kvr_json_close(b, '}');
+    kvr_json_printf(b, "'prefill_tokens':%ju,'active_prefill_tokens':%ju,'potential_decode_blocks':%ju,'active_requests':%u}",
+                    r->own_tokens, r->prefill_tokens, r->decode_blocks, r->requests);
 }
 
 static void put_table(struct kvr_buf *b, const struct decision_table *t)
 {
-    kvr_json_put_u64(b, "candidates_total", t->total);
-    kvr_json_key(b, "candidates");
-    kvr_json_open(b, '[');
+    kvr_json_printf(b, "'candidates_total':%u,'candidates':[", t->total);
     for (uint32_t i = 0; i < t->n; i++) put_row(b, &t->rows[i], t->has_delay);
     kvr_json_close(b, ']');
-}
-
-static void put_text(struct kvr_buf *b, const char *key, const char *text)
-{
-    kvr_json_key(b, key);
-    if (text) kvr_json_str(b, text, strlen(text));
-    else kvr_json_null(b);
 }
 
 static void put_u64_or_null(struct kvr_buf *b, const char *key, bool has, uint64_t v)
@@ -102,15 +84,10 @@ static void put_ms(struct kvr_buf *b, const char *key, double ms)
 
 static void put_prefill(struct kvr_buf *b, const struct decision_legs *l, bool table)
 {
-    kvr_json_key(b, "prefill");
-    kvr_json_open(b, '{');
-    kvr_json_put_u64(b, "worker_id", l->worker.worker_id);
-    kvr_json_put_u64(b, "dp_rank", l->worker.dp_rank);
-    kvr_json_put_u64(b, "overlap_blocks", l->overlap_blocks);
-    kvr_json_put_u64(b, "cached_tokens", l->cached_tokens);
+    kvr_json_printf(b, "'prefill':{'worker_id':%ju,'dp_rank':%u,'overlap_blocks':%u,'cached_tokens':%ju", l->worker.worker_id,
+                    l->worker.dp_rank, l->overlap_blocks, l->cached_tokens);
     put_u64_or_null(b, "actual_cached", l->has_actual, l->actual_cached);
-    kvr_json_put_double(b, "cost", l->cost);
-    kvr_json_put_double(b, "waited_ms", l->waited_ms);
+    kvr_json_printf(b, "'cost':%g,'waited_ms':%g", l->cost, l->waited_ms);
     put_ms(b, "ms", l->ms);
     put_u64_or_null(b, "status", l->status != 0, l->status);
     kvr_json_put_u64(b, "tries", l->tries);
@@ -120,23 +97,20 @@ static void put_prefill(struct kvr_buf *b, const struct decision_legs *l, bool t
 
 static void put_legs(struct kvr_buf *b, const struct decision_legs *l, bool table)
 {
-    put_text(b, "treatment", l->treatment);
-    put_text(b, "protocol", l->protocol);
-    put_text(b, "why", l->why);
+    kvr_json_printf(b, "'treatment':%p,'protocol':%p,'why':%p", l->treatment, l->protocol, l->why);
     put_u64_or_null(b, "eff_isl", l->has_eff, l->eff_isl);
     if (!l->has_prefill) return;
     put_prefill(b, l, table);
     put_ms(b, "handoff_ms", l->handoff_ms);
     put_ms(b, "kv_wait_ms", l->kv_wait_ms);
-    put_text(b, "staged", l->staged);
+    kvr_json_printf(b, "'staged':%p", l->staged);
 }
 
 /* Where more than the device has something of the prompt. */
 static void put_tiers(struct kvr_buf *b, const struct decision *d)
 {
     if (d->held_blocks == d->tier_blocks[KVR_TIER_DEVICE]) return;
-    kvr_json_key(b, "overlap_tiers");
-    kvr_json_open(b, '{');
+    kvr_json_printf(b, "'overlap_tiers':{");
     for (int t = 0; t < KVR_TIER_COUNT; t++) kvr_json_put_u64(b, kvr_tier_name((enum kvr_tier)t), d->tier_blocks[t]);
     kvr_json_close(b, '}');
 }
@@ -144,32 +118,18 @@ static void put_tiers(struct kvr_buf *b, const struct decision *d)
 /* legs: NULL: none. */
 static void put_decision(struct kvr_buf *b, const struct decision *d, const struct decision_legs *legs, bool table)
 {
-    kvr_json_open(b, '{');
-    kvr_json_put_u64(b, "at_ms", d->at_ms);
-    kvr_json_put_str(b, "request_id", d->id);
-    kvr_json_put_str(b, "model", d->model);
-    kvr_json_put_str(b, "asked_model", d->asked_model);
-    kvr_json_key(b, "fallback");
-    kvr_json_bool(b, d->fallback);
-    kvr_json_put_str(b, "reason", d->reason);
-    kvr_json_put_u64(b, "worker_id", d->worker.worker_id);
-    kvr_json_put_u64(b, "dp_rank", d->worker.dp_rank);
-    kvr_json_put_u64(b, "status", d->status);
-    kvr_json_put_u64(b, "isl_tokens", d->isl);
-    kvr_json_put_u64(b, "overlap_blocks", d->overlap_blocks);
+    kvr_json_printf(b,
+                    "{'at_ms':%ju,'request_id':%s,'model':%s,'asked_model':%s,'fallback':%i,'reason':%s,'worker_id':%ju,'dp_rank':%u,"
+                    "'status':%u,'isl_tokens':%ju,'overlap_blocks':%u",
+                    d->at_ms, d->id, d->model, d->asked_model, d->fallback, d->reason, d->worker.worker_id, d->worker.dp_rank, d->status,
+                    d->isl, d->overlap_blocks);
     put_tiers(b, d);
-    kvr_json_put_double(b, "best_overlap_blocks", d->best_blocks);
-    kvr_json_put_double(b, "regret_blocks", d->best_blocks - d->effective_blocks);
-    kvr_json_put_u64(b, "pending_blocks", d->pending_blocks);
-    kvr_json_put_double(b, "cost", d->cost);
+    kvr_json_printf(b, "'best_overlap_blocks':%g,'regret_blocks':%g,'pending_blocks':%u,'cost':%g", d->best_blocks,
+                    d->best_blocks - d->effective_blocks, d->pending_blocks, d->cost);
     if (d->table.has_delay) put_delay(b, &d->table.chosen);
     kvr_json_put_u64(b, "predicted_cached_tokens", d->cached_tokens);
-    kvr_json_key(b, "actual_cached_tokens");
-    if (d->has_actual) kvr_json_u64(b, d->actual_cached);
-    else kvr_json_null(b);
-    kvr_json_put_double(b, "queued_ms", d->waited_ms);
-    kvr_json_put_double(b, "ttft_ms", d->ttft_ms);
-    kvr_json_put_double(b, "other_ttft_ms", d->other_ms >= 0 ? d->other_ms : NAN);
+    put_u64_or_null(b, "actual_cached_tokens", d->has_actual, d->actual_cached);
+    kvr_json_printf(b, "'queued_ms':%g,'ttft_ms':%g,'other_ttft_ms':%g", d->waited_ms, d->ttft_ms, d->other_ms >= 0 ? d->other_ms : NAN);
     if (legs) put_legs(b, legs, table);
     if (table) put_table(b, &d->table);
     kvr_json_close(b, '}');

@@ -167,19 +167,15 @@ void quality_write(struct data_plane *data, struct kvr_buf *b)
 {
     char line[1024];
     struct choices_totals m = last_minute(data);
-    kvr_json_open(b, '{');
-    kvr_json_put_u64(b, "choices", m.choices);
+    kvr_json_printf(b, "{'choices':%ju", m.choices);
     put_reasons(b, "moved", m.moved);
     put_reasons(b, "blocks_computed_again", m.again);
-    kvr_json_put_u64(b, "stored_blocks", m.stored_blocks);
-    kvr_json_put_u64(b, "removed_blocks", m.removed_blocks);
-    kvr_json_put_u64(b, "compared", m.compared);
-    kvr_json_put_double(b, "ttft_ms", m.compared ? m.seen_ms / (double)m.compared : 0);
-    kvr_json_put_double(b, "alone_ms", m.compared ? m.alone_ms / (double)m.compared : 0);
-    kvr_json_put_double(b, "regret_ms", m.compared ? m.regret_ms / (double)m.compared : 0);
-    kvr_json_put_double(b, "gain_ms", m.compared ? m.gain_ms / (double)m.compared : 0);
-    kvr_json_put_str(b, "advice", choices_advice(&m, line, sizeof line) ? line : "");
-    kvr_json_close(b, '}');
+    kvr_json_printf(b,
+                    "'stored_blocks':%ju,'removed_blocks':%ju,'compared':%ju,'ttft_ms':%g,'alone_ms':%g,'regret_ms':%g,'gain_ms':%g,"
+                    "'advice':%s}",
+                    m.stored_blocks, m.removed_blocks, m.compared, m.compared ? m.seen_ms / (double)m.compared : 0,
+                    m.compared ? m.alone_ms / (double)m.compared : 0, m.compared ? m.regret_ms / (double)m.compared : 0,
+                    m.compared ? m.gain_ms / (double)m.compared : 0, choices_advice(&m, line, sizeof line) ? line : "");
 }
 
 static void put_by_reason(struct kvr_prom_page *b, const char *name, const char *help, _Atomic uint64_t values[CHOICES_REASONS_N])

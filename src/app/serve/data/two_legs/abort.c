@@ -8,7 +8,7 @@
 #include "app/serve/data/request/attempt.h"
 #include "app/serve/data/request/legs.h"
 #include "app/serve/data/two_legs/side_call.h"
-#include "app/serve/workers/entry/worker_key.h"
+#include "app/serve/workers/table/worker.h"
 
 #define ANSWER_S 5.0
 
@@ -17,24 +17,12 @@ static void on_over(struct side_call *c, bool ok)
     if (!ok) atomic_fetch_add(&c->loop->data->counters.disagg_aborts_failed_total, 1);
 }
 
-static void put_head(const struct request *r, const struct worker *w, size_t body_len, struct kvr_buf *h)
-{
-    struct kvr_text key = admission_authorization(r);
-    kvr_buf_printf(h, "POST %s/abort_request HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n",
-                   w->endpoint.base, w->endpoint.authority, body_len);
-    if (key.ptr) kvr_buf_printf(h, "Authorization: %.*s\r\n", (int)key.len, key.ptr);
-    else worker_key_put(w->api_key, h);
-    kvr_buf_str(h, "\r\n");
-}
-
 static struct kvr_http_call *call(const struct request *r, const struct worker *w, void *ctx)
 {
     struct kvr_buf text = {0}, head = {0};
-    kvr_json_open(&text, '{');
-    kvr_json_put_str(&text, "rid", r->legs->transfer.id);
-    kvr_json_close(&text, '}');
+    kvr_json_printf(&text, "{'rid':%s}", r->legs->transfer.id);
     struct kvr_body *body = text.failed ? NULL : kvr_body_copy(text.data, text.len);
-    put_head(r, w, text.len, &head);
+    admission_put_post(r, w, "/abort_request", text.len, &head);
     struct kvr_http_call_config config = {.endpoint = &w->endpoint,
                                           .head = head.data,
                                           .head_len = head.len,

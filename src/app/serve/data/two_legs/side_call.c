@@ -29,14 +29,6 @@ static void give_up(struct side_call *c)
     finish(c, false);
 }
 
-static void on_head(struct kvr_http_call *call, void *ctx, int status, const struct kvr_headers *headers, int64_t length)
-{
-    (void)call;
-    (void)headers;
-    (void)length;
-    ((struct side_call *)ctx)->status = status;
-}
-
 static void on_body(struct kvr_http_call *call, void *ctx, const char *data, size_t len)
 {
     struct side_call *c = ctx;
@@ -49,7 +41,7 @@ static void on_body(struct kvr_http_call *call, void *ctx, const char *data, siz
 static void on_done(struct kvr_http_call *call, void *ctx)
 {
     struct side_call *c = ctx;
-    (void)call;
+    c->status = kvr_http_call_status(call);
     finish(c, c->status < 400 && !c->answer.failed);
 }
 
@@ -66,7 +58,7 @@ static void on_timeout(uv_timer_t *t)
     give_up(t->data);
 }
 
-const struct kvr_http_call_handler side_call_handler = {on_head, on_body, on_done, on_failed};
+const struct kvr_http_call_handler side_call_handler = {NULL, on_body, on_done, on_failed};
 
 bool side_calls_have_room(const struct loop *l, enum side_kind kind)
 {

@@ -221,24 +221,12 @@ static void on_report(void *ctx, const struct kvr_nats_message *m)
 void engine_load_write(const struct workers *ws, struct kvr_buf *b, const struct rank_load *r)
 {
     uint64_t now = now_ms();
-    const struct kvr_engine_load *l = &r->load;
-    kvr_json_key(b, "engine");
     if (!r->known) {
-        kvr_json_null(b);
+        kvr_json_printf(b, "'engine':null");
         return;
     }
-    kvr_json_open(b, '{');
-    if (l->has_running) kvr_json_put_u64(b, "running", l->running);
-    if (l->has_waiting) kvr_json_put_u64(b, "waiting", l->waiting);
-    if (l->has_usage) {
-        kvr_json_key(b, "kv_usage");
-        kvr_json_double(b, l->usage);
-    }
-    if (l->has_used) kvr_json_put_u64(b, "kv_used_blocks", l->used_blocks);
-    if (l->total_blocks) kvr_json_put_u64(b, "kv_total_blocks", l->total_blocks);
-    kvr_json_put_u64(b, "age_ms", now - KVR_MIN(now, r->at_ms));
-    kvr_json_key(b, "stale");
-    kvr_json_bool(b, is_stale(ws, r, now));
+    kvr_json_printf(b, "'engine':{");
+    kvr_engine_load_json(b, &r->load, now - KVR_MIN(now, r->at_ms), is_stale(ws, r, now));
     kvr_json_close(b, '}');
 }
 

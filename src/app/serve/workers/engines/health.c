@@ -9,6 +9,7 @@
 
 #include "app/serve/workers/entry/worker_key.h"
 #include "app/serve/workers/table/room.h"
+#include "net/http/ask.h"
 
 enum { MODELS_BODY_MAX = 1 << 20, URGENT_MAX = 256 };
 
@@ -17,12 +18,9 @@ struct check {
     struct workers *workers;
     uint64_t id;
     struct kvr_endpoint endpoint;
-    struct kvr_http_call *call;
-    uv_timer_t timeout;
-    bool models, ended, cut; /* cut: the body is longer than may be */
-    int status;
+    struct kvr_ask *asking;
+    bool models;
     char key[API_KEY_MAX];
-    struct kvr_buf body;
     void (*over)(void *ctx); /* NULL: nobody waits for it */
     void *ctx;
 };
@@ -53,22 +51,14 @@ void health_destroy(struct health_checks *h)
 
 static struct check *check_start(struct workers *ws, uint64_t id, const struct kvr_endpoint *e, const char *key, bool models);
 
-static void on_check_closed(uv_handle_t *h)
-{
-    struct check *k = h->data;
-    kvr_buf_free(&k->body);
-    free(k);
-}
-
 static void check_end(struct check *k)
 {
     struct check **p = &k->workers->health_checks->checks;
-    if (k->ended) return;
-    k->ended = true;
     while (*p != k) p = &(*p)->next;
     *p = k->next;
-    uv_close((uv_handle_t *)&k->timeout, on_check_closed);
+    kvr_ask_cancel(k->asking);
     if (k->over) k->over(k->ctx);
+    free(k);
 }
 
 static void copy_text(struct kvr_json object, const char *key, char *out, size_t cap)
@@ -112,12 +102,12 @@ static void note_left_out(const struct check *k, const struct listed *l)
     worker_models_note(k->workers, k->id, text);
 }
 
-static void read_models(struct check *k)
+static void read_models(const struct check *k, const struct kvr_asked *said)
 {
     struct workers *ws = k->workers;
     struct kvr_json root;
-    if (k->cut || kvr_json_parse(ws->process->json, k->body.data ? k->body.data : "", k->body.len, &root, NULL)) {
-        worker_models_note(ws, k->id, k->cut ? "the answer is longer than 1 MiB and is not read" : "the answer is not JSON");
+    if (said->cut || kvr_json_parse(ws->process->json, said->data, said->len, &root, NULL)) {
+        worker_models_note(ws, k->id, said->cut ? "the answer is longer than 1 MiB and is not read" : "the answer is not JSON");
         return;
     }
     struct listed out = {.list = malloc(MODELS_MAX * sizeof *out.list)};
@@ -128,47 +118,29 @@ static void read_models(struct check *k)
     worker_set_models(ws, k->id, fitted ? fitted : out.list, out.n);
 }
 
-static void on_head(struct kvr_http_call *call, void *ctx, int status, const struct kvr_headers *h, int64_t length)
-{
-    (void)call;
-    (void)h;
-    (void)length;
-    ((struct check *)ctx)->status = status;
-}
-
-static void on_body(struct kvr_http_call *call, void *ctx, const char *data, size_t len)
-{
-    struct check *k = ctx;
-    (void)call;
-    if (!k->models) return;
-    k->cut |= k->body.len + len > MODELS_BODY_MAX;
-    if (!k->cut) kvr_buf_add(&k->body, data, len);
-}
-
 /* Older questions about the same worker's health: what they would say is not so any more. The list has the newest first. */
 static void drop_older(struct check *k)
 {
     for (struct check *older = k->next, *next; older; older = next) {
         next = older->next;
-        if (older->id != k->id || older->models) continue;
-        if (older->call) kvr_http_call_cancel(older->call);
-        older->call = NULL;
-        check_end(older);
+        if (older->id == k->id && !older->models) check_end(older);
     }
 }
 
-/* why: NULL: it has answered. */
-static void judge(struct check *k, const char *why)
+static void judge(void *ctx, const struct kvr_asked *said)
 {
+    struct check *k = ctx;
+    const char *why = said->why;
     char status[80];
+    k->asking = NULL;
     if (k->models) {
-        if (!why && k->status == 200) read_models(k);
-        else if (!why) worker_models_refused(k->workers, k->id, k->status);
+        if (said->status == 200) read_models(k, said);
+        else if (said->status) worker_models_refused(k->workers, k->id, said->status);
         check_end(k);
         return;
     }
-    if (!why && (k->status < 200 || k->status >= 300)) {
-        snprintf(status, sizeof status, "GET %.40s/health is answered with status %d", k->endpoint.base, k->status);
+    if (!why && (said->status < 200 || said->status >= 300)) {
+        snprintf(status, sizeof status, "GET %.40s/health is answered with status %d", k->endpoint.base, said->status);
         why = status;
     }
     drop_older(k);
@@ -176,33 +148,6 @@ static void judge(struct check *k, const char *why)
     if (!why) check_start(k->workers, k->id, &k->endpoint, k->key, true);
     check_end(k);
 }
-
-static void on_done(struct kvr_http_call *call, void *ctx)
-{
-    struct check *k = ctx;
-    (void)call;
-    k->call = NULL;
-    judge(k, NULL);
-}
-
-static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failure why, const char *text)
-{
-    struct check *k = ctx;
-    (void)call;
-    (void)why;
-    k->call = NULL;
-    judge(k, text);
-}
-
-static void on_timeout(uv_timer_t *t)
-{
-    struct check *k = t->data;
-    if (k->call) kvr_http_call_cancel(k->call);
-    k->call = NULL;
-    judge(k, "no answer in time");
-}
-
-static const struct kvr_http_call_handler check_handler = {on_head, on_body, on_done, on_failed};
 
 static double seconds_for_an_answer(const struct serve_options *o)
 {
@@ -223,24 +168,21 @@ static struct check *check_start(struct workers *ws, uint64_t id, const struct k
     kvr_buf_printf(&head, "GET %s%s HTTP/1.1\r\nHost: %s\r\n", e->base, models ? "/v1/models" : "/health", e->authority);
     worker_key_put(key, &head);
     kvr_buf_str(&head, "\r\n");
-    struct kvr_http_call_config cc = {.endpoint = e,
-                                      .head = head.data,
-                                      .head_len = head.len,
-                                      .connect_timeout_s = ws->o->connect_timeout,
-                                      .handler = &check_handler,
-                                      .ctx = k};
-    uv_timer_init(&ws->process->main_loop, &k->timeout);
-    k->timeout.data = k;
+    struct kvr_ask_config config = {.loop = &ws->process->main_loop,
+                                    .client = ws->process->client,
+                                    .endpoint = e,
+                                    .head = &head,
+                                    .max = models ? MODELS_BODY_MAX : 0,
+                                    .connect_timeout_s = ws->o->connect_timeout,
+                                    .timeout_s = seconds_for_an_answer(ws->o),
+                                    .fn = judge,
+                                    .ctx = k};
     k->next = ws->health_checks->checks;
     ws->health_checks->checks = k;
-    k->call = head.failed ? NULL : kvr_http_call_start(ws->process->client, &cc);
-    kvr_buf_free(&head);
-    if (!k->call) {
-        check_end(k);
-        return NULL;
-    }
-    uv_timer_start(&k->timeout, on_timeout, (uint64_t)(seconds_for_an_answer(ws->o) * 1000) + 1, 0);
-    return k;
+    k->asking = kvr_ask_start(&config);
+    if (k->asking) return k;
+    check_end(k);
+    return NULL;
 }
 
 bool health_ask_models(struct workers *ws, uint64_t worker_id, void (*over)(void *ctx), void *ctx)
@@ -336,11 +278,6 @@ void health_stop(struct workers *ws)
     if (!was) return;
     uv_close((uv_handle_t *)&h->timer, NULL);
     uv_close((uv_handle_t *)&h->urgent, NULL);
-    while (h->checks) {
-        struct check *k = h->checks;
-        if (k->call) kvr_http_call_cancel(k->call);
-        k->call = NULL;
-        check_end(k);
-    }
+    while (h->checks) check_end(h->checks);
     kvr_http_client_close(ws->process->client);
 }

@@ -47,9 +47,7 @@ void learnt_write(struct kvr_buf *b, const struct worker *w)
     static const char *const names[] = {"unknown", "vllm", "sglang"};
     const struct learnt *l = &w->learnt;
     const struct kvr_engine_facts *f = &l->facts;
-    kvr_json_key(b, "learnt");
-    kvr_json_open(b, '{');
-    kvr_json_put_str(b, "state", l->answered ? "answered" : l->due_ms || l->waits ? "asking" : "not asked");
+    kvr_json_printf(b, "'learnt':{'state':%s", l->answered ? "answered" : l->due_ms || l->waits ? "asking" : "not asked");
     if (l->answered) kvr_json_put_str(b, "engine", names[f->engine]);
     if (f->block_size) kvr_json_put_u64(b, "block_size", f->block_size);
     if (f->block_size) kvr_json_put_str(b, "block_size_from", f->block_size_from);
@@ -57,16 +55,12 @@ void learnt_write(struct kvr_buf *b, const struct worker *w)
     if (f->total_blocks) kvr_json_put_str(b, "total_kv_blocks_from", f->total_blocks_from);
     if (f->events_from) kvr_json_put_str(b, "events_from", f->events_from);
     if (f->ranks_n) {
-        kvr_json_put_str(b, "ranks_from", f->ranks_from);
-        kvr_json_key(b, "ranks");
-        kvr_json_open(b, '[');
+        kvr_json_printf(b, "'ranks_from':%s,'ranks':[", f->ranks_from);
         for (size_t i = 0; i < f->ranks_n; i++) kvr_json_u64(b, f->ranks[i].rank);
         kvr_json_close(b, ']');
     }
     if (f->ranks_n && f->ranks[0].buffer_steps) kvr_json_put_u64(b, "buffer_steps", f->ranks[0].buffer_steps);
-    kvr_json_key(b, "notes");
-    kvr_json_open(b, '[');
+    kvr_json_printf(b, "'notes':[");
     for (size_t i = 0; i < l->notes_n; i++) kvr_json_str(b, l->notes[i], strlen(l->notes[i]));
-    kvr_json_close(b, ']');
-    kvr_json_close(b, '}');
+    kvr_json_printf(b, "]}");
 }

@@ -17,11 +17,8 @@ static void put_text(struct kvr_buf *out, const char *key, const char *text)
 
 static void write_entry(const struct model_entry *m, struct kvr_buf *out)
 {
-    kvr_json_open(out, '{');
-    kvr_json_put_str(out, "id", m->id);
-    kvr_json_put_str(out, "object", "model");
-    kvr_json_put_u64(out, "created", m->created);
-    kvr_json_put_str(out, "owned_by", m->owned_by[0] ? m->owned_by : "kvroute");
+    kvr_json_printf(out, "{'id':%s,'object':'model','created':%ju,'owned_by':%s", m->id, m->created,
+                    m->owned_by[0] ? m->owned_by : "kvroute");
     put_text(out, "root", m->root);
     put_text(out, "parent", m->parent);
     kvr_json_key(out, "max_model_len");
@@ -90,16 +87,12 @@ void models_write(struct workers *ws, struct kvr_buf *out, struct models_seen se
     size_t n;
     struct model_entry *list = collect(ws, &n), entry;
     if (!list) out->failed = true;
-    kvr_json_open(out, '{');
-    kvr_json_put_str(out, "object", "list");
-    kvr_json_key(out, "data");
-    kvr_json_open(out, '[');
+    kvr_json_printf(out, "{'object':'list','data':[");
     for (size_t k = 0; k < n; k++)
         if (seen.shows(seen.ctx, list[k].id)) write_entry(&list[k], out);
     for (size_t i = 0; i < aliases_n; i++)
         if (seen.shows(seen.ctx, aliases[i].name) && alias_entry(&aliases[i], list, n, &entry)) write_entry(&entry, out);
-    kvr_json_close(out, ']');
-    kvr_json_close(out, '}');
+    kvr_json_printf(out, "]}");
     free(list);
 }
 

@@ -106,6 +106,5 @@ void worker_tls_write(const struct worker *w, struct kvr_buf *out)
     worker_tls_of(w, &t);
     for (size_t i = 0; i < KVR_ARRAY_LEN(texts); i++)
         if (*text_at(&t, i)) kvr_json_put_str(out, texts[i].field, text_at(&t, i));
-    kvr_json_key(out, "tls_verify");
-    kvr_json_bool(out, !t.insecure);
+    kvr_json_printf(out, "'tls_verify':%i", !t.insecure);
 }

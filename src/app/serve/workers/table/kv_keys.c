@@ -284,9 +284,7 @@ static void write_prefill(const struct worker *w, struct kvr_buf *b)
     kvr_json_put_double(b, "kv_lease", w->kv_lease);
     if (meets) put_address(b, "bootstrap", &at);
     if (w->kv_protocol != KVR_KV_VLLM_NIXL_PUSH) return;
-    kvr_json_put_str(b, "kv_engine_id", w->engine_id);
-    kvr_json_put_u64(b, "tp_size", w->tp);
-    kvr_json_put_u64(b, "pp_size", w->pp);
+    kvr_json_printf(b, "'kv_engine_id':%s,'tp_size':%u,'pp_size':%u", w->engine_id, w->tp, w->pp);
 }
 
 void kv_keys_write(const struct worker *w, struct kvr_buf *b)
@@ -298,9 +296,7 @@ void kv_keys_write(const struct worker *w, struct kvr_buf *b)
     if (w->role == ROLE_PREFILL) write_prefill(w, b);
     if (w->kv_addr.port) put_address(b, "kv_address", &w->kv_addr);
     if (w->kv_domain[0]) kvr_json_put_str(b, "kv_domain", w->kv_domain);
-    kvr_json_key(b, "local_prefill");
-    kvr_json_bool(b, worker_takes_whole(w));
+    kvr_json_printf(b, "'local_prefill':%i", worker_takes_whole(w));
     if (w->role != ROLE_DECODE) return;
-    kvr_json_key(b, "decode_cache");
-    kvr_json_bool(b, reuses_received(w));
+    kvr_json_printf(b, "'decode_cache':%i", reuses_received(w));
 }

@@ -622,13 +622,9 @@ void evidence_write(struct workers *ws, struct kvr_buf *b, struct kvr_worker wor
     if (ws->evidence) kvr_lock(&ws->evidence->lock);
     if (ws->evidence) r = find_rank(ws->evidence, worker);
     if (!r) r = &none;
-    kvr_json_key(b, "evidence");
-    kvr_json_open(b, '{');
+    kvr_json_printf(b, "'evidence':{");
     for (int i = 0; i < OUTCOMES; i++) kvr_json_put_u64(b, outcome_names[i], r->outcomes[i]);
-    kvr_json_put_u64(b, "none", r->none);
-    kvr_json_put_u64(b, "length", r->lengths);
-    kvr_json_put_u64(b, "untold", r->untold);
-    kvr_json_close(b, '}');
+    kvr_json_printf(b, "'none':%ju,'length':%ju,'untold':%ju}", r->none, r->lengths, r->untold);
     if (ws->evidence) kvr_unlock(&ws->evidence->lock);
 }
 

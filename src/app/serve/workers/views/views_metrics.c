@@ -12,48 +12,6 @@
 
 #define RANK_OF(st) KVR_PROM_RANK((st).worker.worker_id, (st).worker.dp_rank)
 
-/* What each of KVR_INGEST_COUNTERS counts of a rank's stream. */
-static const char *view_counter_help(const char *name)
-{
-    static const char *const helps[][2] = {
-        {"batches", "Batches of KV events applied"},
-        {"events", "KV events in these"},
-        {"blocks", "Blocks that these events name"},
-        {"bytes", "Bytes of these"},
-        {"stale_batches", "Batches that had been applied before"},
-        {"gaps", "Gaps in a stream's sequence: batches were lost"},
-        {"restarts", "Sequences that went backwards: the engine was started anew"},
-        {"replays", "Times that an engine was asked to replay events"},
-        {"replay_failures", "Of these, without a whole answer"},
-        {"bad_frames", "Messages without the frames of an event batch"},
-        {"decode_errors", "Batches that could not be read"},
-        {"parent_not_found", "Stored blocks whose parent is not known"},
-        {"block_not_found", "Removed blocks that were not known"},
-        {"apply_errors", "Events that the index refused"},
-        {"disconnects", "Connections to an engine's events that were lost"},
-        {"overflows", "Batches dropped because too many waited for a repair"},
-        {"floods", "Connections given up because they bring bytes and no messages"},
-        {"questions", "Questions to recover endpoints"},
-        {"lower_unplaced", "Stores of lower tiers whose blocks have no known place"},
-        {"recovered_events", "Events that these have brought back"},
-        {"recovered_dumps", "Times that they have brought everything"},
-        {"recovery_failures", "Of the questions, without an answer of use"},
-    };
-    for (size_t i = 0; i < KVR_ARRAY_LEN(helps); i++)
-        if (strcmp(helps[i][0], name) == 0) return helps[i][1];
-    return name;
-}
-
-static void put_view_counter(struct kvr_prom_page *b, const struct kvr_view_status *st, size_t n, const char *name, size_t at)
-{
-    char family[96];
-    const char *help = view_counter_help(name);
-    snprintf(family, sizeof family, "kv_%s_total", name);
-    put_family(b, family, "counter", help);
-    for (size_t i = 0; i < n; i++)
-        kvr_prom_put_u64(b, KVR_PROM_PAIRS(RANK_OF(st[i])), *(const uint64_t *)(const void *)((const char *)&st[i] + at));
-}
-
 static void put_view_ages(struct kvr_prom_page *b, const struct kvr_view_status *st, size_t n)
 {
     uint64_t now = kvr_now_ns(kvr_clock_monotonic());
@@ -127,7 +85,9 @@ static void put_views(struct workers *ws, struct kvr_prom_page *b)
               (double)atomic_load(&ws->view_supposed));
     put_family(b, "view_recovering", "gauge", "1 while what a view has lost is being fetched");
     for (size_t i = 0; i < n; i++) kvr_prom_put_u64(b, KVR_PROM_PAIRS(RANK_OF(st[i])), st[i].repairing && !st[i].trusted);
-#define PUT(name) put_view_counter(b, st, n, #name, offsetof(struct kvr_view_status, name));
+#define PUT(name, help)                                                                                                                    \
+    put_family(b, "kv_" #name "_total", "counter", help);                                                                                  \
+    for (size_t i = 0; i < n; i++) kvr_prom_put_u64(b, KVR_PROM_PAIRS(RANK_OF(st[i])), st[i].name);
     KVR_INGEST_COUNTERS(PUT)
 #undef PUT
     put_family(b, "kv_events_filtered_total", "counter", "KV events left out, by reason");
