@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Messages by protobuf-c, whose structs are made of src/wire/ext_proc.proto when this is built. What it makes of a message lies in one room
- * that goes as a whole; most messages fit in the part of it that kvr_ext_proc_message brings along, so that nothing is asked of malloc. The
- * room is limited by the message's length: protobuf-c makes some 150 bytes of the smallest header, and copies a member that is not known.
+ * Messages by protobuf-c, whose structs are made of src/wire/ext_proc.proto when this is built; but a piece of a body is written around its
+ * bytes, which lie where they are (protobuf-c would move them once for each message that is around them). What it makes of a message lies
+ * in one room that goes as a whole; most messages fit in the part of it that kvr_ext_proc_message brings along, so that nothing is asked of
+ * malloc. The room is limited by the message's length: protobuf-c makes some 150 bytes of the smallest header, and copies a member that is
+ * not known.
  */
 #include "wire/ext_proc.h"
 
@@ -338,17 +340,35 @@ void kvr_ext_proc_put_answer(struct kvr_buf *out, enum kvr_ext_proc_kind kind, c
     else put_common(out, &r, &common);
 }
 
-void kvr_ext_proc_put_body_piece(struct kvr_buf *out, enum kvr_ext_proc_kind kind, const void *data, size_t len, bool end)
+/* A length is told in front of what it is of; three bytes hold that of a piece. */
+static size_t varint_size(size_t v)
 {
-    Kvr__Pb__ProcessingResponse r = response_to(kind);
-    Kvr__Pb__CommonResponse common = KVR__PB__COMMON_RESPONSE__INIT;
-    Kvr__Pb__BodyMutation mutation = KVR__PB__BODY_MUTATION__INIT;
-    Kvr__Pb__Body body = KVR__PB__BODY__INIT;
-    body.body = bytes_of(data, len);
-    body.end_of_stream = end;
-    mutation.streamed_response = &body;
-    common.body_mutation = &mutation;
-    put_common(out, &r, &common);
+    return v < 1U << 7 ? 1 : v < 1U << 14 ? 2 : 3;
+}
+
+static uint8_t *put_length(uint8_t *p, unsigned field, size_t len)
+{
+    enum { BYTES = 2 };
+    *p++ = (uint8_t)(field << 3 | BYTES);
+    for (; len > 127; len >>= 7) *p++ = (uint8_t)(len | 128);
+    *p++ = (uint8_t)len;
+    return p;
+}
+
+size_t kvr_ext_proc_piece_head(uint8_t out[KVR_EXT_PROC_PIECE_HEAD_MAX], enum kvr_ext_proc_kind kind, size_t len, bool end)
+{
+    enum { RESPONSE = 1, BODY_MUTATION = 3, STREAMED = 3, BODY = 1, END = 2 << 3 };
+    KVR_ASSERT(len <= KVR_EXT_PROC_PIECE_MAX && (kind == KVR_EXT_PROC_REQUEST_BODY || kind == KVR_EXT_PROC_RESPONSE_BODY));
+    size_t body = (end ? 2 : 0) + (len ? 1 + varint_size(len) + len : 0), mutation = 1 + varint_size(body) + body,
+           common = 1 + varint_size(mutation) + mutation, answer = 1 + varint_size(common) + common;
+    uint8_t *p = put_length(out, (unsigned)kind - 1, answer);
+    p = put_length(p, RESPONSE, common);
+    p = put_length(p, BODY_MUTATION, mutation);
+    p = put_length(p, STREAMED, body);
+    if (end) *p++ = END;
+    if (end) *p++ = 1;
+    if (len) p = put_length(p, BODY, len);
+    return (size_t)(p - out);
 }
 
 void kvr_ext_proc_put_immediate(struct kvr_buf *out, const struct kvr_ext_proc_immediate *m)

@@ -22,7 +22,8 @@ enum {
     KVR_EXT_PROC_HEADERS_MAX = 1024, /* of one message */
     KVR_EXT_PROC_SUBSET_MAX = 4096,  /* endpoints of a subset */
     KVR_EXT_PROC_SET_MAX = 32,       /* headers that an answer sets, and as many that it removes */
-    KVR_EXT_PROC_PIECE_MAX = 62000   /* bytes of a body in one answer */
+    KVR_EXT_PROC_PIECE_MAX = 62000,  /* bytes of a body in one answer */
+    KVR_EXT_PROC_PIECE_HEAD_MAX = 22
 };
 
 /* What the message has; the numbers are those of its fields in a ProcessingRequest. */
@@ -103,12 +104,13 @@ struct kvr_ext_proc_mutation {
     const struct kvr_ext_proc_modes *modes; /* how bodies are sent from now on, both; NULL: as before */
 };
 
-/* Each appends one whole ProcessingResponse. */
+/* Each appends one whole ProcessingResponse, but kvr_ext_proc_piece_head. */
 
 /* The answer to a message of that kind. `m` NULL: go on, nothing changes. Of trailers only `set` and `remove` count. */
 void kvr_ext_proc_put_answer(struct kvr_buf *out, enum kvr_ext_proc_kind kind, const struct kvr_ext_proc_mutation *m);
-/* Where Envoy sends a body and takes what comes back instead (FULL_DUPLEX_STREAMED): a piece of it. */
-void kvr_ext_proc_put_body_piece(struct kvr_buf *out, enum kvr_ext_proc_kind kind, const void *data, size_t len, bool end);
+/* Where Envoy sends a body and takes what comes back instead (FULL_DUPLEX_STREAMED): what stands before the `len` bytes of a piece of it,
+ * KVR_EXT_PROC_PIECE_MAX at most. Returns: its length. */
+size_t kvr_ext_proc_piece_head(uint8_t out[KVR_EXT_PROC_PIECE_HEAD_MAX], enum kvr_ext_proc_kind kind, size_t len, bool end);
 /* Envoy answers the client with this itself. `details`: for its access log; NULL: none. */
 struct kvr_ext_proc_immediate {
     int status;

@@ -52,11 +52,12 @@ struct result {
 static struct result read_stream(const uint8_t *data, size_t size, size_t step, bool reads)
 {
     struct kvr__grpc_reader r = {0};
+    struct kvr_buf spare = {0};
     struct kvr__grpc_piece message;
     struct result out = {.last = KVR__GRPC_MORE};
     for (size_t at = 0; at < size && out.last == KVR__GRPC_MORE; at += step) {
         struct kvr__grpc_piece piece = {data + at, KVR_MIN(step, size - at)};
-        while ((out.last = kvr__grpc_next(&r, MESSAGE_MAX, &piece, &message)) == KVR__GRPC_MESSAGE) {
+        while ((out.last = kvr__grpc_next(&r, MESSAGE_MAX, &spare, &piece, &message)) == KVR__GRPC_MESSAGE) {
             KVR_ASSERT(message.len <= MESSAGE_MAX);
             for (size_t i = 0; i < message.len; i++) out.sum = (uint8_t)(out.sum * 31 + message.data[i]);
             out.messages++;
@@ -67,6 +68,7 @@ static struct result read_stream(const uint8_t *data, size_t size, size_t step, 
     }
     if (out.last == KVR__GRPC_MORE) out.unfinished = kvr__grpc_unfinished(&r);
     kvr_buf_free(&r.part);
+    kvr_buf_free(&spare);
     return out;
 }
 

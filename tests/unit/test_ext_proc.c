@@ -215,6 +215,13 @@ static void wrote(struct kvr_buf *b, const char *name)
     free(data);
 }
 
+static void put_piece(struct kvr_buf *b, const void *data, size_t len, bool end)
+{
+    uint8_t head[KVR_EXT_PROC_PIECE_HEAD_MAX];
+    kvr_buf_add(b, head, kvr_ext_proc_piece_head(head, KVR_EXT_PROC_RESPONSE_BODY, len, end));
+    kvr_buf_add(b, data, len);
+}
+
 static void answers_are_what_others_write(void **state)
 {
     const struct kvr_ext_proc_header set[] = {{TEXT("x-gateway-destination-endpoint"), TEXT("10.0.0.1:8000")},
@@ -244,9 +251,9 @@ static void answers_are_what_others_write(void **state)
     wrote(&b, "write_trailers");
     char body[300];
     memset(body, 'q', sizeof body);
-    kvr_ext_proc_put_body_piece(&b, KVR_EXT_PROC_RESPONSE_BODY, body, sizeof body, false);
+    put_piece(&b, body, sizeof body, false);
     wrote(&b, "write_piece");
-    kvr_ext_proc_put_body_piece(&b, KVR_EXT_PROC_RESPONSE_BODY, NULL, 0, true);
+    put_piece(&b, NULL, 0, true);
     wrote(&b, "write_last_piece");
     const struct kvr_ext_proc_header refusal[] = {{TEXT("content-type"), TEXT("application/json")}, {TEXT("retry-after"), TEXT("1")}};
     kvr_ext_proc_put_immediate(&b, &(struct kvr_ext_proc_immediate){503, refusal, 2, TEXT("{\"error\":1}"), "kvroute_no_worker"});
