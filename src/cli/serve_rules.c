@@ -194,7 +194,7 @@ static void check_fleet(struct serve_checker *c, const struct serve_options *o)
         {o->replica_sync_port && o->handover, "replica-sync-port|handover",
          "replica-sync-port and handover exclude each other: two processes would need the port; allowed: replicas over NATS"},
         {o->ext_proc_port && !kvr_grpc_available(), "ext-proc-port",
-         "ext-proc-port: this build has none, as nghttp2 or protobuf-c was missing"},
+         "ext-proc-port: this build has none, as nghttp2 was missing"},
         {o->ext_proc_port && o->handover, "ext-proc-port|handover",
          "ext-proc-port and handover exclude each other: that port is not handed over; allowed: a second picker (replica-sync-port)"},
         {o->replica_sync_peers && !o->replica_sync_port, "replica-sync-peers", "replica-sync-peers needs replica-sync-port"},

@@ -20,6 +20,7 @@
 
 enum {
     KVR_EXT_PROC_HEADERS_MAX = 1024, /* of one message */
+    KVR_EXT_PROC_HEADERS_FIRST = 64, /* that need no memory of their own */
     KVR_EXT_PROC_SUBSET_MAX = 4096,  /* endpoints of a subset */
     KVR_EXT_PROC_SET_MAX = 32,       /* headers that an answer sets, and as many that it removes */
     KVR_EXT_PROC_PIECE_MAX = 62000,  /* bytes of a body in one answer */
@@ -60,7 +61,7 @@ struct kvr_ext_proc_modes {
     int request_body, response_body; /* enum kvr_ext_proc_mode */
 };
 
-/* Spans are the message's own, until it is freed. */
+/* Texts lie in the bytes that were read. */
 struct kvr_ext_proc_message {
     enum kvr_ext_proc_kind kind;
     bool end_of_stream;
@@ -76,18 +77,14 @@ struct kvr_ext_proc_message {
     struct kvr_ext_proc_text served;           /* the endpoint that Envoy's load balancer says it has chosen */
     struct kvr_ext_proc_text code_details;     /* why the response is what it is: "via_upstream", or Envoy's own words for one of its own */
     struct kvr_ext_proc_text upstream_address; /* the one that the response came from */
-    /* Where all of this lies: here, as far as it fits, then in memory of its own. */
-    struct {
-        void *blocks;
-        char *at;
-        size_t left, allowed;
-        int why; /* it is not enough: a limit, or memory */
-        _Alignas(16) char first[6 * 1024];
-    } room;
+    /* Where the lists lie: headers here, as far as they fit. */
+    struct kvr_ext_proc_header *more_headers;
+    struct kvr_ext_proc_text *more_subset;
+    struct kvr_ext_proc_header first_headers[KVR_EXT_PROC_HEADERS_FIRST];
 };
 
-/* Returns: 0; -KVR_EFORMAT; -KVR_ELIMIT: more headers than may be, or far more structure than content; -KVR_ENOMEM. Nothing is to be freed
- * after an error. */
+/* Returns: 0; -KVR_EFORMAT; -KVR_ELIMIT: more headers, or endpoints of a subset, than may be; -KVR_ENOMEM. Nothing is to be freed after an
+ * error. */
 int kvr_ext_proc_read(const uint8_t *data, size_t len, struct kvr_ext_proc_message *out);
 void kvr_ext_proc_free(struct kvr_ext_proc_message *m);
 /* The value of the first header of that name, which must be in lower case as HTTP/2 has it; absent: ptr is NULL. */

@@ -17,7 +17,7 @@ from conftest import BINARY, SLOW, wait_for
 
 grpc = pytest.importorskip("grpc", reason="python3-grpcio is not installed")
 ECHO = os.path.join(os.path.dirname(os.path.abspath(BINARY)), "tests/grpc_echo")
-pytestmark = pytest.mark.skipif(not os.path.exists(ECHO), reason="built without nghttp2 or protobuf-c")
+pytestmark = pytest.mark.skipif(not os.path.exists(ECHO), reason="built without nghttp2")
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8

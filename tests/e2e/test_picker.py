@@ -14,7 +14,7 @@ import grpc  # noqa: E402
 from conftest import BINARY, SLOW, Mock, free_ports, stays, wait_for  # noqa: E402
 from picker_parts import BUFFERED, DESTINATION, DUPLEX, NONE, PARTIAL, STREAMED, Picker, Talk, built, channel_to, pb, set_by  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not built(), reason="built without nghttp2 or protobuf-c")
+pytestmark = pytest.mark.skipif(not built(), reason="built without nghttp2")
 EVENT = b'data: {"id":"a","choices":[{"text":"x"}]}\n\n'
 PROMPT = json.dumps({"prompt": list(range(64)), "max_tokens": 4, "model": "mock"}).encode()
 

@@ -51,6 +51,7 @@ struct kvr_grpc_server {
     bool favour_used;                 /* something of the favoured one has come since it was looked at */
     struct kvr_buf out;               /* what leaves in one write */
     struct kvr_buf spare;             /* for a message that comes in pieces: most streams have one at a time */
+    bool spare_rests;                 /* since a sweep nobody has taken it */
     char plain[KVR__GRPC_READ];       /* what TLS has made of read_buffer */
     char read_buffer[KVR__GRPC_READ]; /* reads are handled before the next one */
 };

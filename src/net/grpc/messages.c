@@ -23,7 +23,7 @@ static enum kvr__grpc_reading read_prefix(const uint8_t *p, size_t message_max, 
 
 static void give_back(struct kvr__grpc_reader *r, struct kvr_buf *spare)
 {
-    enum { SPARE_MAX = 256 * 1024 };
+    enum { SPARE_MAX = 4 << 20 };
     if (!spare->data && r->part.cap <= SPARE_MAX) {
         kvr_buf_reset(&r->part);
         *spare = r->part;

@@ -168,6 +168,8 @@ static void on_sweep(uv_timer_t *t)
     struct kvr_grpc_server *s = t->data;
     uint64_t now = uv_now(t->loop);
     for (struct kvr__grpc_conn *c = s->conns; c; c = c->next) look_at(c, now); /* memory goes in close callbacks */
+    if (s->spare_rests) kvr_buf_free(&s->spare);
+    s->spare_rests = s->spare.data != NULL;
     if (!s->listening && !s->deaf) take_connections(s, ACCEPTED_MAX);
 }
 

@@ -367,6 +367,7 @@ static void take_messages(struct kvr_grpc_stream *s, struct kvr__grpc_piece piec
     case KVR__GRPC_MORE:
     case KVR__GRPC_MESSAGE: break;
     }
+    if (!server->spare.data) server->spare_rests = false;
     if (s->finished || s->over) {
         kvr_buf_free(&s->in.part);
         s->in.given = false;
