@@ -23,7 +23,7 @@
 struct kvr__grpc_conn;
 
 enum {
-    KVR__GRPC_WINDOW = 1 << 20,         /* of a stream */
+    KVR__GRPC_WINDOW = 4 << 20,         /* of a stream: most bodies come without waiting for more */
     KVR__GRPC_WINDOW_SMALL = 64 * 1024, /* of a new one while memory is short */
     KVR__GRPC_WINDOW_CONN = 16 << 20,
     KVR__GRPC_FRAME = 128 * 1024, /* so that a piece of a body may come in one, and is then read where it lies */
