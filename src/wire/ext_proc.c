@@ -20,9 +20,8 @@ struct span {
 };
 
 struct member {
-    uint32_t number;
+    uint64_t number, value; /* value: VARINT */
     enum wire wire;
-    uint64_t value;    /* VARINT */
     struct span bytes; /* BYTES */
 };
 
@@ -52,8 +51,8 @@ static int next(struct span *s, struct member *m)
 {
     uint64_t tag, len;
     if (s->at == s->end) return 0;
-    if (!read_varint(s, &tag) || tag > UINT32_MAX || tag < 8) return -KVR_EFORMAT;
-    m->number = (uint32_t)tag >> 3;
+    if (!read_varint(s, &tag)) return -KVR_EFORMAT;
+    m->number = tag >> 3;
     m->wire = (enum wire)(tag & 7);
     bool fine = false;
     switch (m->wire) {
@@ -80,9 +79,8 @@ static int each(struct span s, uint32_t known, uint32_t varints, take_member *ta
     int rc;
     while ((rc = next(&s, &m)) > 0) {
         uint32_t bit = m.number < 32 ? 1U << m.number : 0;
-        if (!(known & bit)) continue;
-        if (m.wire != (varints & bit ? VARINT : BYTES)) return -KVR_EFORMAT;
-        if ((rc = take(ctx, &m)) < 0) return rc;
+        bool is_known = known & bit && m.wire == (varints & bit ? VARINT : BYTES); /* else a later release may have it so */
+        if (is_known && (rc = take(ctx, &m)) < 0) return rc;
     }
     return rc;
 }
@@ -156,7 +154,7 @@ static int take_body(void *ctx, const struct member *m)
 
 static int read_part(const struct member *m, struct kvr_ext_proc_message *out)
 {
-    if ((uint32_t)out->kind != m->number) {
+    if ((uint64_t)out->kind != m->number) {
         out->headers_n = 0;
         out->body = text_of((struct span){0});
         out->end_of_stream = false;

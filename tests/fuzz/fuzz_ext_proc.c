@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Messages of gRPC out of a stream that is seen in one piece and in many: the same messages. Each is read as one of Envoy's: what is read
- * has the limits that are said and lies where it may be touched; what protobuf-c can read is read, and is the same in messages that
- * protobuf-c would write so. What stands before a piece of a body makes it a message that protobuf-c reads.
+ * has the limits that are said and lies where it may be touched; what protobuf-c makes of it, and writes, is read, and is the same.
+ * What stands before a piece of a body makes it a message that protobuf-c reads.
  */
 #include <string.h>
 
@@ -95,14 +95,21 @@ static void agree(const Kvr__Pb__ProcessingRequest *r, const struct kvr_ext_proc
     }
 }
 
-/* m NULL: it was not read for `rc`. */
-static void compare(const uint8_t *data, size_t len, int rc, const struct kvr_ext_proc_message *m)
+/* What protobuf-c makes of it, as protobuf-c writes it. */
+static void compare(const uint8_t *data, size_t len)
 {
+    struct kvr_ext_proc_message m;
     Kvr__Pb__ProcessingRequest *r = kvr__pb__processing_request__unpack(NULL, len, data);
     if (!r) return;
+    size_t n = protobuf_c_message_get_packed_size(&r->base);
+    uint8_t *again = malloc(n);
+    KVR_ASSERT(again && protobuf_c_message_pack(&r->base, again) == n);
+    int rc = kvr_ext_proc_read(again, n, &m);
     KVR_ASSERT(rc == 0 || rc == -KVR_ELIMIT);
-    uint8_t *again = protobuf_c_message_get_packed_size(&r->base) == len ? malloc(len + 1) : NULL;
-    if (m && again && protobuf_c_message_pack(&r->base, again) == len && memcmp(again, data, len) == 0) agree(r, m);
+    if (rc == 0) {
+        agree(r, &m);
+        kvr_ext_proc_free(&m);
+    }
     free(again);
     kvr__pb__processing_request__free_unpacked(r, NULL);
 }
@@ -131,7 +138,7 @@ static void read_message(const uint8_t *data, size_t len)
     if (kvr_health_read(data, len, service) == 0) KVR_ASSERT(strlen(service) <= KVR_HEALTH_NAME_MAX);
     int rc = kvr_ext_proc_read(data, len, &m);
     KVR_ASSERT(rc == 0 || rc == -KVR_EFORMAT || rc == -KVR_ELIMIT);
-    compare(data, len, rc, rc ? NULL : &m);
+    compare(data, len);
     if (rc) return;
     KVR_ASSERT(m.headers_n <= KVR_EXT_PROC_HEADERS_MAX && m.subset_n <= KVR_EXT_PROC_SUBSET_MAX && m.body.len <= len);
     KVR_ASSERT(m.has_subset || m.subset_n == 0);
