@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Installs the Debian packages that are missing for: build, test, gateway, python, lint, deb, install, docs. Says what it does; asks nothing.
 set -eu
-build="gcc g++ cmake ninja-build pkg-config libuv1-dev libssl-dev libzmq3-dev libmsgpuck-dev libsimdjson-dev libxxhash-dev libyaml-dev libc-ares-dev libnats-dev libnghttp2-dev libprotobuf-c-dev protobuf-c-compiler libc6-dev"
-test="libcmocka-dev mandoc python3 python3-pytest python3-zmq python3-msgpack python3-xxhash python3-jsonschema python3-hypothesis python3-grpcio python3-protobuf protobuf-compiler python3-venv python3-yaml openssl curl iproute2 nats-server mypy"
+build="gcc g++ cmake ninja-build pkg-config libuv1-dev libssl-dev libzmq3-dev libmsgpuck-dev libsimdjson-dev libxxhash-dev libyaml-dev libc-ares-dev libnats-dev libnghttp2-dev libc6-dev"
+test="libcmocka-dev mandoc python3 python3-pytest python3-zmq python3-msgpack python3-xxhash python3-jsonschema python3-hypothesis python3-grpcio python3-protobuf protobuf-compiler libprotobuf-c-dev protobuf-c-compiler python3-venv python3-yaml openssl curl iproute2 nats-server mypy"
 gateway="python3-h2"
 python="python3 python3-dev python3-setuptools python3-wheel"
 deb="debhelper dh-python lintian"

@@ -20,9 +20,11 @@
 
 enum {
     KVR_EXT_PROC_HEADERS_MAX = 1024, /* of one message */
+    KVR_EXT_PROC_HEADERS_FIRST = 64, /* that need no memory of their own */
     KVR_EXT_PROC_SUBSET_MAX = 4096,  /* endpoints of a subset */
     KVR_EXT_PROC_SET_MAX = 32,       /* headers that an answer sets, and as many that it removes */
-    KVR_EXT_PROC_PIECE_MAX = 62000   /* bytes of a body in one answer */
+    KVR_EXT_PROC_PIECE_MAX = 62000,  /* bytes of a body in one answer */
+    KVR_EXT_PROC_PIECE_HEAD_MAX = 22
 };
 
 /* What the message has; the numbers are those of its fields in a ProcessingRequest. */
@@ -59,7 +61,7 @@ struct kvr_ext_proc_modes {
     int request_body, response_body; /* enum kvr_ext_proc_mode */
 };
 
-/* Spans are the message's own, until it is freed. */
+/* Texts lie in the bytes that were read. */
 struct kvr_ext_proc_message {
     enum kvr_ext_proc_kind kind;
     bool end_of_stream;
@@ -75,18 +77,14 @@ struct kvr_ext_proc_message {
     struct kvr_ext_proc_text served;           /* the endpoint that Envoy's load balancer says it has chosen */
     struct kvr_ext_proc_text code_details;     /* why the response is what it is: "via_upstream", or Envoy's own words for one of its own */
     struct kvr_ext_proc_text upstream_address; /* the one that the response came from */
-    /* Where all of this lies: here, as far as it fits, then in memory of its own. */
-    struct {
-        void *blocks;
-        char *at;
-        size_t left, allowed;
-        int why; /* it is not enough: a limit, or memory */
-        _Alignas(16) char first[6 * 1024];
-    } room;
+    /* Where the lists lie: headers here, as far as they fit. */
+    struct kvr_ext_proc_header *more_headers;
+    struct kvr_ext_proc_text *more_subset;
+    struct kvr_ext_proc_header first_headers[KVR_EXT_PROC_HEADERS_FIRST];
 };
 
-/* Returns: 0; -KVR_EFORMAT; -KVR_ELIMIT: more headers than may be, or far more structure than content; -KVR_ENOMEM. Nothing is to be freed
- * after an error. */
+/* Returns: 0; -KVR_EFORMAT; -KVR_ELIMIT: more headers, or endpoints of a subset, than may be; -KVR_ENOMEM. Nothing is to be freed after an
+ * error. */
 int kvr_ext_proc_read(const uint8_t *data, size_t len, struct kvr_ext_proc_message *out);
 void kvr_ext_proc_free(struct kvr_ext_proc_message *m);
 /* The value of the first header of that name, which must be in lower case as HTTP/2 has it; absent: ptr is NULL. */
@@ -103,12 +101,13 @@ struct kvr_ext_proc_mutation {
     const struct kvr_ext_proc_modes *modes; /* how bodies are sent from now on, both; NULL: as before */
 };
 
-/* Each appends one whole ProcessingResponse. */
+/* Each appends one whole ProcessingResponse, but kvr_ext_proc_piece_head. */
 
 /* The answer to a message of that kind. `m` NULL: go on, nothing changes. Of trailers only `set` and `remove` count. */
 void kvr_ext_proc_put_answer(struct kvr_buf *out, enum kvr_ext_proc_kind kind, const struct kvr_ext_proc_mutation *m);
-/* Where Envoy sends a body and takes what comes back instead (FULL_DUPLEX_STREAMED): a piece of it. */
-void kvr_ext_proc_put_body_piece(struct kvr_buf *out, enum kvr_ext_proc_kind kind, const void *data, size_t len, bool end);
+/* Where Envoy sends a body and takes what comes back instead (FULL_DUPLEX_STREAMED): what stands before the `len` bytes of a piece of it,
+ * KVR_EXT_PROC_PIECE_MAX at most. Returns: its length. */
+size_t kvr_ext_proc_piece_head(uint8_t out[KVR_EXT_PROC_PIECE_HEAD_MAX], enum kvr_ext_proc_kind kind, size_t len, bool end);
 /* Envoy answers the client with this itself. `details`: for its access log; NULL: none. */
 struct kvr_ext_proc_immediate {
     int status;

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import socket
+import struct
 import subprocess
 import threading
 
@@ -12,9 +13,10 @@ import pytest
 pytest.importorskip("grpc", reason="python3-grpcio is not installed")
 import grpc  # noqa: E402
 from conftest import BINARY, SLOW, Mock, free_ports, stays, wait_for  # noqa: E402
-from picker_parts import BUFFERED, DESTINATION, DUPLEX, NONE, PARTIAL, STREAMED, Observing, Picker, Talk, built, channel_to, pb, set_by  # noqa: E402
+from h2_parts import ACK, DATA, RST_STREAM, SETTINGS, WINDOW_UPDATE, Raw, message  # noqa: E402
+from picker_parts import BUFFERED, DESTINATION, DUPLEX, NONE, PARTIAL, STREAMED, Observing, Picker, Talk, built, channel_to, header_map, pb, set_by  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not built(), reason="built without nghttp2 or protobuf-c")
+pytestmark = pytest.mark.skipif(not built(), reason="built without nghttp2")
 EVENT = b'data: {"id":"a","choices":[{"text":"x"}]}\n\n'
 PROMPT = json.dumps({"prompt": list(range(64)), "max_tokens": 4, "model": "mock"}).encode()
 
@@ -87,6 +89,37 @@ def test_a_body_that_goes_both_ways_comes_back_in_pieces_behind_the_decision(sta
     t.response_body(b'{"a":1}', end=True)
     echo = t.heard().response_body.response.body_mutation.streamed_response
     assert echo.body == b'{"a":1}' and echo.end_of_stream and p.booked() == 0
+
+
+def test_a_body_that_the_gateway_takes_slowly_comes_back_whole(start):
+    """Its bytes are sent from where they lie: they stay there while somebody waits for them, and no longer."""
+    s = start(Picker, [start(Mock)])
+    body = json.dumps({"prompt": [1, 2, 3], "user": "".join(map(str, range(300000)))}).encode()
+    pieces = [body[i:i + 65536] for i in range(0, len(body), 65536)]
+    parts = [pb.ProcessingRequest(request_headers=pb.Headers(headers=header_map({":method": "POST", ":path": "/v1/completions", ":authority": "x"})),
+                                  protocol_config=pb.Modes(request_body_mode=DUPLEX, response_body_mode=NONE)),
+             *(pb.ProcessingRequest(request_body=pb.Body(body=p, end_of_stream=p is pieces[-1])) for p in pieces)]
+    raw = Raw(s.grpc)
+    raw.send(SETTINGS, ACK, 0)
+    raw.send(WINDOW_UPDATE, 0, 0, struct.pack("!I", 1 << 24))
+    for stream in (1, 3):
+        raw.call(stream, b"/envoy.service.ext_proc.v3.ExternalProcessor/Process")
+        for whole in (message(p.SerializeToString()) for p in parts):
+            for i in range(0, len(whole), 16384):
+                raw.send(DATA, 0, stream, whole[i:i + 16384])
+    raw.until(DATA, stream=1)
+    raw.send(RST_STREAM, 0, 1, struct.pack("!I", 8))  # nobody takes its rest
+    got, back, ended = b"", b"", False
+    while not ended:
+        got += raw.until(DATA, stream=3)
+        raw.send(WINDOW_UPDATE, 0, 3, struct.pack("!I", 10000))
+        while len(got) >= 5 and len(got) >= 5 + int.from_bytes(got[1:5], "big"):
+            n = 5 + int.from_bytes(got[1:5], "big")
+            piece = pb.ProcessingResponse.FromString(got[5:n]).request_body.response.body_mutation.streamed_response
+            got, back, ended = got[n:], back + piece.body, piece.end_of_stream
+    assert back == body
+    raw.send(RST_STREAM, 0, 3, struct.pack("!I", 8))
+    wait_for("its memory to be free", lambda: s.metric("kvroute_http_request_bodies_bytes") == 0)
 
 
 @pytest.mark.parametrize("stage", ["head", "body", "decided", "response", "stream"])

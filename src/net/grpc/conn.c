@@ -120,6 +120,20 @@ static int on_stream_close(nghttp2_session *session, int32_t id, uint32_t code, 
     return 0;
 }
 
+/* A frame of what a stream has, which is taken from it here. */
+static int on_put(nghttp2_session *session, nghttp2_frame *frame, const uint8_t *head, size_t len, nghttp2_data_source *source, void *ctx)
+{
+    enum { FRAME_HEAD = 9 };
+    struct kvr__grpc_conn *c = ctx;
+    struct kvr_buf *out = &c->server->out;
+    (void)session, (void)frame;
+    if (out->len >= KVR__GRPC_WRITE) return NGHTTP2_ERR_WOULDBLOCK; /* in the next write */
+    if (kvr_buf_reserve(out, FRAME_HEAD + len)) return NGHTTP2_ERR_CALLBACK_FAILURE;
+    kvr_buf_add(out, head, FRAME_HEAD);
+    kvr__grpc_stream_put(source->ptr, out, len);
+    return 0;
+}
+
 nghttp2_session_callbacks *kvr__grpc_callbacks(void)
 {
     nghttp2_session_callbacks *c;
@@ -128,6 +142,7 @@ nghttp2_session_callbacks *kvr__grpc_callbacks(void)
     nghttp2_session_callbacks_set_on_header_callback(c, on_header);
     nghttp2_session_callbacks_set_on_frame_recv_callback(c, on_frame);
     nghttp2_session_callbacks_set_on_data_chunk_recv_callback(c, on_data);
+    nghttp2_session_callbacks_set_send_data_callback(c, on_put);
     nghttp2_session_callbacks_set_on_frame_send_callback(c, on_sent);
     nghttp2_session_callbacks_set_on_stream_close_callback(c, on_stream_close);
     return c;
@@ -205,11 +220,10 @@ static bool write_tls(struct kvr__grpc_conn *c)
 /* One write's worth out of nghttp2. Returns: false: it has failed. */
 static bool fill(struct kvr__grpc_conn *c, struct kvr_buf *out)
 {
-    enum { WRITE = 256 * 1024 };
     const uint8_t *p;
     ssize_t n = 0;
     kvr_buf_reset(out);
-    while (out->len < WRITE && (n = nghttp2_session_mem_send(c->session, &p)) > 0) kvr_buf_add(out, p, (size_t)n);
+    while (out->len < KVR__GRPC_WRITE && (n = nghttp2_session_mem_send(c->session, &p)) > 0) kvr_buf_add(out, p, (size_t)n);
     return n >= 0 && !out->failed;
 }
 
@@ -315,6 +329,7 @@ void kvr__grpc_conn_begin(struct kvr__grpc_conn *c)
     struct kvr_grpc_server *s = c->server;
     const nghttp2_settings_entry set[] = {
         {NGHTTP2_SETTINGS_MAX_CONCURRENT_STREAMS, (uint32_t)KVR_MIN(s->config.streams_max, (size_t)INT32_MAX)},
+        {NGHTTP2_SETTINGS_MAX_FRAME_SIZE, KVR__GRPC_FRAME},
         {NGHTTP2_SETTINGS_INITIAL_WINDOW_SIZE, s->tight ? KVR__GRPC_WINDOW_SMALL : KVR__GRPC_WINDOW},
         {NGHTTP2_SETTINGS_MAX_HEADER_LIST_SIZE, KVR_HTTP_HEAD_MAX}};
     if (nghttp2_session_server_new2(&c->session, s->callbacks, c, s->options) ||

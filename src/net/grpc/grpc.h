@@ -103,6 +103,9 @@ void *kvr_grpc_user(const struct kvr_grpc_stream *s);
 
 /* Copied. Nothing happens after kvr_grpc_finish, or when the stream is about to end; without memory it is reset. */
 void kvr_grpc_send(struct kvr_grpc_stream *s, const void *message, size_t len);
+/* A message of a head, which is copied, and of bytes behind it that lie in `of`, which is held until they have left; NULL: they are copied.
+ */
+void kvr_grpc_send_bytes(struct kvr_grpc_stream *s, const void *head, size_t head_len, const void *data, size_t len, struct kvr_body *of);
 /* Ends the call when what was sent before has left. `message`: why, for people; NULL: none. The first one counts. */
 void kvr_grpc_finish(struct kvr_grpc_stream *s, enum kvr_grpc_status status, const char *message);
 /* Ends it at once, without a status. */

@@ -22,6 +22,15 @@
 
 struct kvr__grpc_conn;
 
+enum {
+    KVR__GRPC_WINDOW = 4 << 20,         /* of a stream: most bodies come without waiting for more */
+    KVR__GRPC_WINDOW_SMALL = 64 * 1024, /* of a new one while memory is short */
+    KVR__GRPC_WINDOW_CONN = 16 << 20,
+    KVR__GRPC_FRAME = 128 * 1024, /* so that a piece of a body may come in one, and is then read where it lies */
+    KVR__GRPC_READ = 256 * 1024,
+    KVR__GRPC_WRITE = 256 * 1024
+};
+
 struct kvr_grpc_server {
     uv_loop_t *loop;
     uv_poll_t listener;
@@ -38,11 +47,13 @@ struct kvr_grpc_server {
     size_t connections, streams, held;
     int fd, handles;
     bool listening, deaf, draining, closed;
-    bool tight;                  /* memory_max was reached, and what is held is not yet much less */
-    bool favour_used;            /* something of the favoured one has come since it was looked at */
-    struct kvr_buf out;          /* what leaves in one write */
-    char plain[64 * 1024];       /* what TLS has made of read_buffer */
-    char read_buffer[64 * 1024]; /* reads are handled before the next one */
+    bool tight;                       /* memory_max was reached, and what is held is not yet much less */
+    bool favour_used;                 /* something of the favoured one has come since it was looked at */
+    struct kvr_buf out;               /* what leaves in one write */
+    struct kvr_buf spare;             /* for a message that comes in pieces: most streams have one at a time */
+    bool spare_rests;                 /* since a sweep nobody has taken it */
+    char plain[KVR__GRPC_READ];       /* what TLS has made of read_buffer */
+    char read_buffer[KVR__GRPC_READ]; /* reads are handled before the next one */
 };
 
 struct kvr__grpc_conn {
@@ -61,6 +72,15 @@ struct kvr__grpc_conn {
     char peer[KVR_HTTP_PEER_MAX];
 };
 
+/* A message that waits to be sent. */
+struct kvr__grpc_part {
+    struct kvr__grpc_part *next;
+    struct kvr_body *of; /* where `data` lies; NULL: in `head` */
+    const char *data;
+    size_t data_len, head_len;
+    uint8_t head[];
+};
+
 struct kvr_grpc_stream {
     struct kvr__grpc_conn *conn;
     struct kvr_grpc_stream *next, *prev;
@@ -69,13 +89,13 @@ struct kvr_grpc_stream {
     char *path;
     struct kvr_headers metadata;
     struct kvr__grpc_reader in;
-    struct kvr_buf out; /* from out_at on it waits to be sent */
-    size_t out_at;
-    size_t kept;          /* by the handler */
-    size_t held;          /* all of the three, as server->held has it */
-    size_t owed;          /* bytes of window that it was not given back */
-    uint64_t progress_ms; /* when something of `out` left last, or began to wait */
-    char *why;            /* of the status, as it is sent */
+    struct kvr__grpc_part *out, *out_last; /* the first of which out_at bytes have left */
+    size_t out_at, out_len;                /* out_len: bytes of all that have not */
+    size_t kept;                           /* by the handler */
+    size_t held;                           /* all of the three, as server->held has it */
+    size_t owed;                           /* bytes of window that it was not given back */
+    uint64_t progress_ms;                  /* when something of `out` left last, or began to wait */
+    char *why;                             /* of the status, as it is sent */
     int32_t id;
     uint16_t status;
     bool is_post, is_grpc;
@@ -85,12 +105,6 @@ struct kvr_grpc_stream {
     bool over;        /* it was reset, or its connection closes */
     bool half_closed; /* by the client */
     bool is_owing;    /* in server->owing */
-};
-
-enum {
-    KVR__GRPC_WINDOW = 1 << 20,         /* of a stream */
-    KVR__GRPC_WINDOW_SMALL = 64 * 1024, /* of a new one while memory is short */
-    KVR__GRPC_WINDOW_CONN = 16 << 20
 };
 
 /* conn.c */
@@ -110,6 +124,7 @@ void kvr__grpc_stream_data(struct kvr_grpc_stream *s, const uint8_t *data, size_
 void kvr__grpc_stream_half_close(struct kvr_grpc_stream *s);
 void kvr__grpc_stream_gone(struct kvr_grpc_stream *s); /* tells the handler; it holds nothing any more */
 void kvr__grpc_stream_free(struct kvr_grpc_stream *s);
-void kvr__grpc_stream_end(struct kvr_grpc_stream *s, uint32_t code); /* RST_STREAM, with a code of HTTP/2 */
+void kvr__grpc_stream_end(struct kvr_grpc_stream *s, uint32_t code);                /* RST_STREAM, with a code of HTTP/2 */
+void kvr__grpc_stream_put(struct kvr_grpc_stream *s, struct kvr_buf *to, size_t n); /* so many bytes of what waits leave */
 
 #endif

@@ -21,12 +21,24 @@ static enum kvr__grpc_reading read_prefix(const uint8_t *p, size_t message_max, 
     return KVR__GRPC_MESSAGE;
 }
 
-enum kvr__grpc_reading kvr__grpc_next(struct kvr__grpc_reader *r, size_t message_max, struct kvr__grpc_piece *piece,
+static void give_back(struct kvr__grpc_reader *r, struct kvr_buf *spare)
+{
+    enum { SPARE_MAX = 4 << 20 };
+    if (!spare->data && r->part.cap <= SPARE_MAX) {
+        kvr_buf_reset(&r->part);
+        *spare = r->part;
+        r->part = (struct kvr_buf){0};
+    } else {
+        kvr_buf_free(&r->part);
+    }
+    r->given = false;
+}
+
+enum kvr__grpc_reading kvr__grpc_next(struct kvr__grpc_reader *r, size_t message_max, struct kvr_buf *spare, struct kvr__grpc_piece *piece,
                                       struct kvr__grpc_piece *out)
 {
     size_t whole = 0;
-    if (r->given) kvr_buf_free(&r->part);
-    r->given = false;
+    if (r->given) give_back(r, spare);
     if (r->part.len == 0 && piece->len >= KVR__GRPC_PREFIX) {
         enum kvr__grpc_reading rc = read_prefix(piece->data, message_max, &whole);
         if (rc < 0) return rc;
@@ -35,6 +47,10 @@ enum kvr__grpc_reading kvr__grpc_next(struct kvr__grpc_reader *r, size_t message
             *piece = (struct kvr__grpc_piece){piece->data + whole, piece->len - whole};
             return KVR__GRPC_MESSAGE;
         }
+    }
+    if (!r->part.data && piece->len) {
+        r->part = *spare;
+        *spare = (struct kvr_buf){0};
     }
     if (r->part.len < KVR__GRPC_PREFIX) move(r, piece, KVR__GRPC_PREFIX - r->part.len);
     if (r->part.failed) return KVR__GRPC_NOMEM;

@@ -27,8 +27,9 @@ struct kvr__grpc_piece {
 };
 
 /* The next message of what has come before and *piece, of which it takes what it has looked at. *out is good until the next call, and as
- * long as the piece is. Returns: KVR__GRPC_MESSAGE, KVR__GRPC_MORE (all of the piece is taken), or what is wrong, and then all is over. */
-enum kvr__grpc_reading kvr__grpc_next(struct kvr__grpc_reader *r, size_t message_max, struct kvr__grpc_piece *piece,
+ * long as the piece is. `spare`: memory for a message in pieces is taken from there, and given back. Returns: KVR__GRPC_MESSAGE,
+ * KVR__GRPC_MORE (all of the piece is taken), or what is wrong, and then all is over. */
+enum kvr__grpc_reading kvr__grpc_next(struct kvr__grpc_reader *r, size_t message_max, struct kvr_buf *spare, struct kvr__grpc_piece *piece,
                                       struct kvr__grpc_piece *out);
 /* Bytes of a message that is not whole. */
 size_t kvr__grpc_unfinished(const struct kvr__grpc_reader *r);

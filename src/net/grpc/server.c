@@ -29,6 +29,7 @@ static void maybe_free(struct kvr_grpc_server *s)
     nghttp2_session_callbacks_del(s->callbacks);
     nghttp2_option_del(s->options);
     kvr_buf_free(&s->out);
+    kvr_buf_free(&s->spare);
     free(s);
 }
 
@@ -156,7 +157,7 @@ static void look_at(struct kvr__grpc_conn *c, uint64_t now)
     if (c->told_to_go) kvr__grpc_conn_go_last(c); /* it has had a second or so to answer */
     if (s->draining || (c->go_at_ms && now >= c->go_at_ms)) kvr__grpc_conn_go(c);
     for (struct kvr_grpc_stream *st = c->streams; st; st = st->next) {
-        if (st->over || st->out.len == 0 || !is_late(st->progress_ms, now, limit)) continue;
+        if (st->over || !st->out || !is_late(st->progress_ms, now, limit)) continue;
         atomic_fetch_add(&s->shared->timeouts, 1);
         kvr__grpc_stream_end(st, NGHTTP2_CANCEL);
     }
@@ -167,6 +168,8 @@ static void on_sweep(uv_timer_t *t)
     struct kvr_grpc_server *s = t->data;
     uint64_t now = uv_now(t->loop);
     for (struct kvr__grpc_conn *c = s->conns; c; c = c->next) look_at(c, now); /* memory goes in close callbacks */
+    if (s->spare_rests) kvr_buf_free(&s->spare);
+    s->spare_rests = s->spare.data != NULL;
     if (!s->listening && !s->deaf) take_connections(s, ACCEPTED_MAX);
 }
 

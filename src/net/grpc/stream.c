@@ -92,7 +92,7 @@ static void look_at_memory(struct kvr_grpc_server *server)
 static void account(struct kvr_grpc_stream *s)
 {
     struct kvr_grpc_server *server = s->conn->server;
-    size_t now = kvr__grpc_unfinished(&s->in) + s->out.len - s->out_at + s->kept;
+    size_t now = kvr__grpc_unfinished(&s->in) + s->out_len + s->kept;
     if (now == s->held) return;
     server->held += now - s->held;
     atomic_fetch_add_explicit(&server->shared->held, now - s->held, memory_order_relaxed);
@@ -103,6 +103,15 @@ static void account(struct kvr_grpc_stream *s)
 }
 
 /* ---- life -------------------------------------------------------------------------------------------- */
+
+static void drop_first(struct kvr_grpc_stream *s)
+{
+    struct kvr__grpc_part *p = s->out;
+    s->out = p->next;
+    s->out_at = 0;
+    kvr_body_unref(p->of);
+    free(p);
+}
 
 struct kvr_grpc_stream *kvr__grpc_stream_new(struct kvr__grpc_conn *c, int32_t id)
 {
@@ -130,8 +139,8 @@ void kvr__grpc_stream_gone(struct kvr_grpc_stream *s)
     forget_owed(s);
     if (s == s->conn->server->favoured) favour_next(s->conn->server);
     if (!s->in.given) kvr_buf_free(&s->in.part); /* else the handler may be looking at it yet */
-    kvr_buf_free(&s->out);
-    s->out_at = s->kept = 0;
+    while (s->out) drop_first(s);
+    s->out_len = s->kept = 0;
     account(s);
 }
 
@@ -177,26 +186,37 @@ static void submit_status(struct kvr_grpc_stream *s, bool alone)
     if (rc) kvr__grpc_stream_end(s, NGHTTP2_INTERNAL_ERROR);
 }
 
-/* nghttp2 asks for up to `cap` bytes that are to leave. */
+/* nghttp2 asks how many bytes, `cap` at most, are to leave; on_put, in conn.c, takes them. */
 static ssize_t on_take(nghttp2_session *session, int32_t id, uint8_t *to, size_t cap, uint32_t *flags, nghttp2_data_source *source,
                        void *ctx)
 {
     struct kvr_grpc_stream *s = source->ptr;
-    size_t n = KVR_MIN(s->out.len - s->out_at, cap);
-    (void)session, (void)id, (void)ctx;
-    if (n) memcpy(to, s->out.data + s->out_at, n);
-    s->out_at += n;
-    s->progress_ms = uv_now(s->conn->server->loop);
-    bool all = s->out_at == s->out.len;
-    if (all) kvr_buf_free(&s->out);
-    if (all) s->out_at = 0;
-    account(s);
-    if (all && s->finished) {
+    size_t n = KVR_MIN(s->out_len, cap);
+    (void)session, (void)id, (void)to, (void)ctx;
+    *flags |= NGHTTP2_DATA_FLAG_NO_COPY;
+    if (n == s->out_len && s->finished) {
         *flags |= NGHTTP2_DATA_FLAG_EOF | NGHTTP2_DATA_FLAG_NO_END_STREAM;
         submit_status(s, false);
         return (ssize_t)n;
     }
     return n ? (ssize_t)n : NGHTTP2_ERR_DEFERRED;
+}
+
+void kvr__grpc_stream_put(struct kvr_grpc_stream *s, struct kvr_buf *to, size_t n)
+{
+    s->progress_ms = uv_now(s->conn->server->loop);
+    s->out_len -= n;
+    while (n) {
+        const struct kvr__grpc_part *p = s->out;
+        bool in_head = s->out_at < p->head_len;
+        const char *from = in_head ? (const char *)p->head + s->out_at : p->data + (s->out_at - p->head_len);
+        size_t m = KVR_MIN(n, (in_head ? p->head_len : p->head_len + p->data_len) - s->out_at);
+        kvr_buf_add(to, from, m);
+        n -= m;
+        s->out_at += m;
+        if (s->out_at == p->head_len + p->data_len) drop_first(s);
+    }
+    account(s);
 }
 
 static void submit_head(struct kvr_grpc_stream *s)
@@ -205,7 +225,7 @@ static void submit_head(struct kvr_grpc_stream *s)
     nghttp2_data_provider d = {.source.ptr = s, .read_callback = on_take};
     s->head_sent = true;
     kvr__grpc_conn_dirty(s->conn);
-    if (s->finished && s->out.len == 0) submit_status(s, true);
+    if (s->finished && !s->out) submit_status(s, true);
     else if (nghttp2_submit_response(s->conn->session, s->id, head, KVR_ARRAY_LEN(head), &d))
         kvr__grpc_stream_end(s, NGHTTP2_INTERNAL_ERROR);
 }
@@ -226,36 +246,45 @@ static void leave(struct kvr_grpc_stream *s)
     kvr__grpc_conn_dirty(s->conn);
 }
 
-/* What has left makes room when it is most of it. */
-static void compact(struct kvr_grpc_stream *s)
+/* NULL: no memory. */
+static struct kvr__grpc_part *part_new(const void *head, size_t head_len, const void *data, size_t len, struct kvr_body *of)
 {
-    if (s->out_at < KVR__GRPC_WINDOW_SMALL || s->out_at < s->out.len / 2) return;
-    s->out.len -= s->out_at;
-    memmove(s->out.data, s->out.data + s->out_at, s->out.len);
-    s->out_at = 0;
+    size_t whole = head_len + len, copied = KVR__GRPC_PREFIX + head_len + (of ? 0 : len);
+    const uint8_t prefix[KVR__GRPC_PREFIX] = {0, (uint8_t)(whole >> 24), (uint8_t)(whole >> 16), (uint8_t)(whole >> 8), (uint8_t)whole};
+    struct kvr__grpc_part *p = malloc(sizeof *p + copied);
+    if (!p) return NULL;
+    *p = (struct kvr__grpc_part){.of = kvr_body_ref(of), .data = data, .data_len = of ? len : 0, .head_len = copied};
+    memcpy(p->head, prefix, sizeof prefix);
+    if (head_len) memcpy(p->head + sizeof prefix, head, head_len);
+    if (!of && len) memcpy(p->head + sizeof prefix + head_len, data, len);
+    return p;
 }
 
-void kvr_grpc_send(struct kvr_grpc_stream *s, const void *message, size_t len)
+void kvr_grpc_send_bytes(struct kvr_grpc_stream *s, const void *head, size_t head_len, const void *data, size_t len, struct kvr_body *of)
 {
     struct kvr_grpc_server *server = s->conn->server;
     if (s->over || s->finished) return;
-    if (len > UINT32_MAX || s->out.len - s->out_at + len > server->config.write_max) {
+    if (head_len + len > UINT32_MAX || s->out_len + head_len + len > server->config.write_max) {
         atomic_fetch_add(&server->shared->refused, 1);
         kvr__grpc_stream_end(s, NGHTTP2_ENHANCE_YOUR_CALM);
         return;
     }
-    const uint8_t prefix[KVR__GRPC_PREFIX] = {0, (uint8_t)(len >> 24), (uint8_t)(len >> 16), (uint8_t)(len >> 8), (uint8_t)len};
-    if (s->out.len == 0) s->progress_ms = uv_now(server->loop);
-    compact(s);
-    kvr_buf_reserve(&s->out, sizeof prefix + len);
-    kvr_buf_add(&s->out, prefix, sizeof prefix);
-    kvr_buf_add(&s->out, message, len);
-    if (s->out.failed) {
+    struct kvr__grpc_part *p = part_new(head, head_len, data, len, of);
+    if (!p) {
         kvr__grpc_stream_end(s, NGHTTP2_INTERNAL_ERROR);
         return;
     }
+    if (!s->out) s->progress_ms = uv_now(server->loop);
+    *(s->out ? &s->out_last->next : &s->out) = p;
+    s->out_last = p;
+    s->out_len += p->head_len + p->data_len;
     account(s);
     leave(s);
+}
+
+void kvr_grpc_send(struct kvr_grpc_stream *s, const void *message, size_t len)
+{
+    kvr_grpc_send_bytes(s, message, len, NULL, 0, NULL);
 }
 
 /* As grpc-message has it: what is not printable in ASCII, and '%', are %XX. NULL: no memory, and then it is not said. */
@@ -315,12 +344,13 @@ static void refuse(struct kvr_grpc_stream *s, _Atomic uint64_t *counter, enum kv
 
 static void take_messages(struct kvr_grpc_stream *s, struct kvr__grpc_piece piece)
 {
-    const struct kvr_grpc_server *server = s->conn->server;
+    struct kvr_grpc_server *server = s->conn->server;
     const struct kvr_grpc_handler *h = &server->config.handler;
     struct kvr__grpc_piece message = {0};
     char text[96];
     enum kvr__grpc_reading rc = KVR__GRPC_MORE;
-    while (!s->over && !s->finished && (rc = kvr__grpc_next(&s->in, server->config.message_max, &piece, &message)) == KVR__GRPC_MESSAGE) {
+    while (!s->over && !s->finished &&
+           (rc = kvr__grpc_next(&s->in, server->config.message_max, &server->spare, &piece, &message)) == KVR__GRPC_MESSAGE) {
         atomic_fetch_add_explicit(&server->shared->messages, 1, memory_order_relaxed);
         h->on_message(s, h->ctx, message.data, message.len);
     }
@@ -337,6 +367,7 @@ static void take_messages(struct kvr_grpc_stream *s, struct kvr__grpc_piece piec
     case KVR__GRPC_MORE:
     case KVR__GRPC_MESSAGE: break;
     }
+    if (!server->spare.data) server->spare_rests = false;
     if (s->finished || s->over) {
         kvr_buf_free(&s->in.part);
         s->in.given = false;

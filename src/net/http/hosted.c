@@ -135,7 +135,11 @@ bool kvr_http_hosted_body_follows(struct kvr_http_conn *c)
 
 bool kvr_http_hosted_body(struct kvr_http_conn *c, const char *data, size_t len)
 {
-    return len && kvr__request_body(c, data, len, 0) ? stop(c) : true;
+    uint64_t length = 0;
+    bool told;
+    (void)read_length(c, &told, &length);
+    uint64_t come = c->arriving.len + len;
+    return len && kvr__request_body(c, data, len, length > come ? length - come : 0) ? stop(c) : true;
 }
 
 void kvr_http_hosted_over(struct kvr_http_conn *c)

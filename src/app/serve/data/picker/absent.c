@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Built without nghttp2 or protobuf-c (KVR_EXT_PROC=OFF): the option is refused (kvr_grpc_available), so no loop ever has a picker. */
+/* Built without nghttp2 (KVR_EXT_PROC=OFF): the option is refused (kvr_grpc_available), so no loop ever has a picker. */
 #include "app/serve/data/picker/picker.h"
 
 int picker_open(struct loop *l, uint16_t port, struct data_port_named *opens)

@@ -308,7 +308,7 @@ static void take_body(struct pick *p, const struct kvr_ext_proc_message *m)
     } else if (p->state == PICK_ASKED && p->leaves && in_pieces) {
         keep_early(p, m);
     } else if (p->state == PICK_DECIDED && p->leaves && in_pieces) {
-        pick_say_body(p, KVR_EXT_PROC_REQUEST_BODY, m->body.ptr, m->body.len, m->end_of_stream);
+        pick_say_body(p, KVR_EXT_PROC_REQUEST_BODY, m->body.ptr, m->body.len, NULL, m->end_of_stream);
         if (m->end_of_stream) finish(p, KVR_GRPC_OK, NULL);
     } else if (p->state == PICK_DECIDED && p->decides == KVR_EXT_PROC_REQUEST_HEADERS && !in_pieces) {
         pick_go_on(p, KVR_EXT_PROC_REQUEST_BODY);
@@ -420,7 +420,7 @@ static void take_response_body(struct pick *p, const struct kvr_ext_proc_message
     p->unseen = false; /* the gateway has obeyed */
     hear_body(p, m);
     if (p->modes.response_body == KVR_EXT_PROC_FULL_DUPLEX_STREAMED)
-        pick_say_body(p, KVR_EXT_PROC_RESPONSE_BODY, m->body.ptr, m->body.len, m->end_of_stream);
+        pick_say_body(p, KVR_EXT_PROC_RESPONSE_BODY, m->body.ptr, m->body.len, NULL, m->end_of_stream);
     else pick_go_on(p, KVR_EXT_PROC_RESPONSE_BODY);
 }
 

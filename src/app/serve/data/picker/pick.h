@@ -70,7 +70,8 @@ void picks_end(struct picker *p); /* those that are left when the port has close
 void pick_say(struct pick *p, struct kvr_buf *message);                                      /* empties it */
 void pick_go_on(struct pick *p, enum kvr_ext_proc_kind kind);                                /* nothing changes */
 void pick_say_modes(struct pick *p, enum kvr_ext_proc_kind kind, struct kvr_ext_proc_modes); /* the same, and how bodies come from now on */
-void pick_say_body(struct pick *p, enum kvr_ext_proc_kind kind, const char *data, size_t len, bool end);
+/* of: where the bytes lie; NULL: they are copied. */
+void pick_say_body(struct pick *p, enum kvr_ext_proc_kind kind, const char *data, size_t len, struct kvr_body *of, bool end);
 void pick_say_trailers(struct pick *p, enum kvr_ext_proc_kind kind);
 void pick_say_wait(struct pick *p, uint64_t ms);
 void pick_say_decision(struct pick *p, const struct attempt *a);

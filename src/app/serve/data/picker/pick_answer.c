@@ -40,13 +40,13 @@ void pick_say_modes(struct pick *p, enum kvr_ext_proc_kind kind, struct kvr_ext_
     pick_say(p, &b);
 }
 
-void pick_say_body(struct pick *p, enum kvr_ext_proc_kind kind, const char *data, size_t len, bool end)
+void pick_say_body(struct pick *p, enum kvr_ext_proc_kind kind, const char *data, size_t len, struct kvr_body *of, bool end)
 {
+    uint8_t head[KVR_EXT_PROC_PIECE_HEAD_MAX];
+    if (!p->call.stream) return;
     do {
         size_t n = KVR_MIN(len, (size_t)KVR_EXT_PROC_PIECE_MAX);
-        struct kvr_buf b = {0};
-        kvr_ext_proc_put_body_piece(&b, kind, data, n, end && n == len);
-        pick_say(p, &b);
+        kvr_grpc_send_bytes(p->call.stream, head, kvr_ext_proc_piece_head(head, kind, n, end && n == len), data, n, of);
         data = n ? data + n : data;
         len -= n;
     } while (len);
@@ -157,8 +157,8 @@ void pick_say_decision(struct pick *p, const struct attempt *a)
     kvr_buf_free(&key);
     if (p->decides == KVR_EXT_PROC_REQUEST_HEADERS && p->has_body && p->body_is_whole &&
         p->modes.request_body == KVR_EXT_PROC_FULL_DUPLEX_STREAMED)
-        pick_say_body(p, KVR_EXT_PROC_REQUEST_BODY, r->body ? r->body->data : "", r->body ? r->body->len : 0, !p->trailers);
-    if (p->early.len || p->early_end) pick_say_body(p, KVR_EXT_PROC_REQUEST_BODY, p->early.data, p->early.len, p->early_end);
+        pick_say_body(p, KVR_EXT_PROC_REQUEST_BODY, r->body ? r->body->data : "", r->body ? r->body->len : 0, r->body, !p->trailers);
+    if (p->early.len || p->early_end) pick_say_body(p, KVR_EXT_PROC_REQUEST_BODY, p->early.data, p->early.len, NULL, p->early_end);
     kvr_buf_free(&p->early);
     if (p->trailers) pick_say_trailers(p, KVR_EXT_PROC_REQUEST_TRAILERS);
 }
