@@ -21,6 +21,7 @@ CAUSES = {
     causes.small_limits: ["KvrouteIndexFull", "KvrouteBodyBudget"],
     causes.lonely_replica: ["KvrouteReplicaStale"],
     causes.no_remote_index: ["KvrouteRemoteIndexDown"],
+    causes.no_api_server: ["KvrouteKubernetesAway"],
     causes.no_nats: ["KvrouteNatsDisconnected"],
     causes.nobody_there: ["KvrouteRequestsWithoutWorker"],
     causes.late_streams: ["KvrouteFirstTokenBurnFast", "KvrouteFirstTokenBurnSlow"],

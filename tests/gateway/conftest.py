@@ -113,6 +113,8 @@ def patient(conf):
         asking(conf)["message_timeout"] = "30s"
     for check in cluster(conf, "kvroute")["health_checks"]:
         check["timeout"] = "10s"
+    for c in conf["static_resources"]["clusters"]:
+        c["connect_timeout"] = "30s"
 
 
 # ---- processes --------------------------------------------------------------------------------------------------------------

@@ -192,7 +192,8 @@ def test_many_that_end_in_every_way_leave_nothing(gateway, start, mode):
     c = asyncio.run(crowd())
     envoy.access(max(c.failed, key=int))
     served = {d["id"]: d["upstream"] for d in envoy.accesses()}
-    bad = {n: (served.get(n), *what) for n, what in c.failed.items() if served.get(n) != f"127.0.0.1:{mocks[2].port}"}
+    breaks = f"127.0.0.1:{mocks[2].port}"
+    bad = {n: (served[n], *what) for n, what in c.failed.items() if served.get(n, breaks) != breaks}  # a killed Envoy's last lines are lost
     print(f"seed {seed}: {dict(c.ended)}, broken off {len(c.failed)}, Envoy ended {c.lives} times, {picker.metric('ext_proc_decisions_total'):.0f} decisions")
     assert not bad, (len(bad), list(bad.items())[:5])
     assert c.failed and all(c.ended[kind] for kind in (*KINDS, "Envoy killed")), c.ended

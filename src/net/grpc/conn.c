@@ -26,7 +26,7 @@ static int on_begin_headers(nghttp2_session *session, const nghttp2_frame *frame
     if (!begins_call(frame)) return 0;
     int32_t id = frame->hd.stream_id;
     if (c->server->streams >= c->server->config.streams_max) {
-        atomic_fetch_add(&c->server->shared->refused, 1);
+        kvr__grpc_refused(c->server, "calls at once", c->server->config.streams_max);
         return nghttp2_submit_rst_stream(session, NGHTTP2_FLAG_NONE, id, NGHTTP2_REFUSED_STREAM);
     }
     struct kvr_grpc_stream *s = kvr__grpc_stream_new(c, id);

@@ -93,6 +93,9 @@ enum {
     KVR__GRPC_WINDOW_CONN = 16 << 20
 };
 
+/* server.c */
+void kvr__grpc_refused(struct kvr_grpc_server *s, const char *what, size_t most); /* a limit is reached: counted, and told in the log */
+
 /* conn.c */
 nghttp2_session_callbacks *kvr__grpc_callbacks(void); /* NULL: no memory */
 void kvr__grpc_conn_begin(struct kvr__grpc_conn *c);

@@ -240,7 +240,7 @@ void kvr_grpc_send(struct kvr_grpc_stream *s, const void *message, size_t len)
     struct kvr_grpc_server *server = s->conn->server;
     if (s->over || s->finished) return;
     if (len > UINT32_MAX || s->out.len - s->out_at + len > server->config.write_max) {
-        atomic_fetch_add(&server->shared->refused, 1);
+        kvr__grpc_refused(server, "bytes that wait to be sent to a call", server->config.write_max);
         kvr__grpc_stream_end(s, NGHTTP2_ENHANCE_YOUR_CALM);
         return;
     }
