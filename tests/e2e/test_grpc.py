@@ -539,3 +539,12 @@ def test_tls_without_h2_is_refused(start):
     raw.call(1, b"/t/count")
     raw.send(DATA, END_STREAM, 1, message(b""))
     assert json.loads(raw.until(DATA)[5:])["handshakes_failed"] == 3
+    assert "a client began without TLS" in s.stop()
+
+
+def test_tls_where_none_is_spoken_is_told(start):
+    s = start()
+    with pytest.raises(OSError):
+        Raw(s.port, tls=client_context("h2"))
+    assert s.count()["protocol_errors"] == 1
+    assert "with TLS; this port speaks none" in s.stop()
