@@ -96,7 +96,8 @@ class Client:
 
 def fleet(f, names=CONFIGURATIONS, **mock):
     """A mock, a picker for each configuration that has one, and its Envoy."""
-    m = f.start(gateway.Mock, "--max-model-len", 1 << 24, "--max-num-seqs", 65536, "--num-gpu-blocks", 500000, with_events=False, **mock)
+    m = f.start(gateway.Mock, "--max-model-len", 1 << 24, "--max-num-seqs", 65536, "--max-num-batched-tokens", 65536, "--num-gpu-blocks", 500000,
+                with_events=False, **mock)  # a pass has a token of each that runs: where they fill it nobody else begins
     made = {}
     for name in names:
         mode, edits = CONFIGURATIONS[name]
@@ -179,9 +180,9 @@ def streams(n):
                 async def begin(i):
                     async with arriving:
                         reader, writer = await open_stream(envoys[i % 2].port, body)
-                        status, _, _ = await read_answer(reader, lambda b: True)
-                        assert status == 200, (status, gateway.read_log(envoys[i % 2].lines)[-600:])
                         opened.append(writer)
+                    status, _, _ = await read_answer(reader, lambda b: True)  # the mock's first pieces come seconds later
+                    assert status == 200, (status, gateway.read_log(envoys[i % 2].lines)[-600:])
                 await asyncio.gather(*(begin(i) for i in range(n)))
                 return opened
 

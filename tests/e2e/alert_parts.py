@@ -176,6 +176,11 @@ def no_remote_index(sc):
     return sc.start(Serve, [], "--use-remote-indexer", f"http://127.0.0.1:{free_ports()}", ready=False)
 
 
+def no_api_server(sc):
+    options = "--discovery", "kubernetes", "--kubernetes-api", f"http://127.0.0.1:{free_ports()}", "--kubernetes-namespace", "fleet"
+    return sc.start(Serve, [], *options, "--kubernetes-pool", "qwen", ready=False)
+
+
 def no_nats(sc):
     n = sc.start(NatsServer)
     s = sc.start(Serve, [], "--event-plane", "nats", "--nats-url", n.url, ready=False)

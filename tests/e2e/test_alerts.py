@@ -21,6 +21,7 @@ CAUSES = {
     causes.small_limits: ["KvrouteIndexFull", "KvrouteBodyBudget"],
     causes.lonely_replica: ["KvrouteReplicaStale"],
     causes.no_remote_index: ["KvrouteRemoteIndexDown"],
+    causes.no_api_server: ["KvrouteKubernetesAway"],
     causes.no_nats: ["KvrouteNatsDisconnected"],
     causes.nobody_there: ["KvrouteRequestsWithoutWorker"],
     causes.late_streams: ["KvrouteFirstTokenBurnFast", "KvrouteFirstTokenBurnSlow"],
@@ -44,7 +45,7 @@ def scene(tmp_path_factory):
             rules = scaled(f.read(), FASTER, longest_for=LONGEST_FOR)
         routers = {cause: cause(sc) for cause in CAUSES}
         ports = free_ports(), free_ports()
-        routers["ends"] = Serve([], ready=False, ports=ports)
+        routers["ends"] = sc.start(Serve, [], ready=False, ports=ports)
         routers["certificate"] = certificate = causes.ends_soon(sc)
         p = sc.start(Prometheus, [s.admin for k, s in routers.items() if k != "certificate"], rules, tls_targets=[certificate.admin])
         yield sc, routers, p

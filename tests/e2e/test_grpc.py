@@ -46,6 +46,7 @@ class Echo:
             self.process.send_signal(how)
         _, said = self.process.communicate(timeout=20 * SLOW)
         assert self.process.returncode == 0, said
+        return said
 
 
 @pytest.fixture
@@ -316,6 +317,8 @@ def test_calls_beyond_their_number_are_refused(start):
     assert raws[0].until(RST_STREAM, stream=101) == struct.pack("!I", 7)  # REFUSED_STREAM
     raws[1].send(DATA, END_STREAM, 3, message(b"x"))
     assert raws[1].until(DATA, stream=3) == message(b"x")
+    assert s.count()["refused"] == 1
+    assert "no more than 10 calls at once" in s.stop()
 
 
 def connections_see(raw, n):
@@ -340,6 +343,8 @@ def test_connections_beyond_their_number(start):
     assert Raw(s.port).ends()
     busy.send(DATA, END_STREAM, 1, message(b"x"))
     assert busy.until(DATA) == message(b"x")
+    assert s.count()["refused"] == 3  # who asks is one, too
+    assert "no more than 2 connections" in s.stop()
 
 
 def test_whoever_does_not_begin_is_closed(start):
@@ -474,3 +479,12 @@ def test_tls_without_h2_is_refused(start):
     raw.call(1, b"/t/count")
     raw.send(DATA, END_STREAM, 1, message(b""))
     assert json.loads(raw.until(DATA)[5:])["handshakes_failed"] == 3
+    assert "a client began without TLS" in s.stop()
+
+
+def test_tls_where_none_is_spoken_is_told(start):
+    s = start()
+    with pytest.raises(OSError):
+        Raw(s.port, tls=client_context("h2"))
+    assert s.count()["protocol_errors"] == 1
+    assert "with TLS; this port speaks none" in s.stop()

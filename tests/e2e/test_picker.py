@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("grpc", reason="python3-grpcio is not installed")
 import grpc  # noqa: E402
-from conftest import BINARY, SLOW, Mock, free_ports, stays, wait_for  # noqa: E402
+from conftest import BINARY, SLOW, Mock, Serve, free_ports, stays, wait_for  # noqa: E402
 from h2_parts import ACK, DATA, RST_STREAM, SETTINGS, WINDOW_UPDATE, Raw, message  # noqa: E402
 from picker_parts import BUFFERED, DESTINATION, DUPLEX, NONE, PARTIAL, STREAMED, Observing, Picker, Talk, built, channel_to, header_map, pb, set_by  # noqa: E402
 
@@ -761,3 +761,9 @@ def test_a_router_that_ends_lets_running_requests_end(start, talk):
     ended(t)
     p.p.wait(30 * SLOW)
     assert p.p.returncode == 0
+
+
+def test_the_first_line_tells_the_ports(start):
+    ask = free_ports()
+    s = start(Serve, [], "--ext-proc-port", ask, "--ext-proc-tls", "off", ready=False)
+    assert f"kvroute serve: data on 127.0.0.1:{s.port}, ext_proc on 127.0.0.1:{ask}, admin on http://127.0.0.1:{s.admin}/" in s.text()

@@ -100,3 +100,25 @@ def test_the_manifests_fit_together_and_start_what_they_say(folder, tmp_path):
     if command == "serve":
         p = subprocess.run([BINARY, "check", str(file)], capture_output=True, text=True, timeout=60, check=False)
         assert p.returncode == 0 and "nothing is wrong" in p.stdout, p.stdout + p.stderr
+
+
+def test_the_gateway_of_the_compose_file_fits_envoys_file():
+    """One network: what Envoy's file names at 127.0.0.1 is what the containers open there, and the picker takes its options."""
+    def read(name):
+        with open(os.path.join(ROOT, "deploy", name), encoding="utf-8") as f:
+            return yaml.safe_load(f)
+    services, envoy = read("compose/gateway.yaml")["services"], read("envoy/buffered.yaml")["static_resources"]
+    assert services["envoy"]["volumes"] == ["../envoy/buffered.yaml:/etc/envoy/envoy.yaml:ro"]
+    port = envoy["listeners"][0]["address"]["socket_address"]["port_value"]
+    assert f"127.0.0.1:{port}:{port}" in services["envoy"]["ports"]
+    at = {c["name"]: [e["endpoint"]["address"]["socket_address"] for e in c["load_assignment"]["endpoints"][0]["lb_endpoints"]] for c in envoy["clusters"]}
+    commands = {name: s["command"].split() for name, s in services.items() if s.get("network_mode") == "service:envoy"}
+    assert len(commands) == len(services) - 1
+    mocks = [int(c[c.index("--port") + 1]) for c in commands.values() if c[0] == "mock"]
+    picker = commands["picker"]
+    assert [a["port_value"] for a in at["workers"]] == mocks == [int(a.rsplit(":", 1)[1]) for a in picker if a.startswith("http")]
+    assert not any("transport_socket" in c for c in envoy["clusters"]) and picker[picker.index("--ext-proc-tls") + 1] == "off"
+    p = subprocess.run([BINARY, *picker, "--check"], capture_output=True, text=True, timeout=60, check=False)
+    if "this build has none" in p.stderr:
+        pytest.skip("built without nghttp2")
+    assert p.returncode == 0 and f"pool; ext_proc on 0.0.0.0:{at['kvroute'][0]['port_value']}, admin on 0.0.0.0:9090;" in p.stdout, p.stdout + p.stderr

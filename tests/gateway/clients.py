@@ -73,20 +73,26 @@ def post(body, headers=(), path="/v1/completions"):
 
 async def read_answer(reader, seen=None):
     """Returns: status, head, body. `seen(body)` is called as it grows; when it returns True reading ends there."""
+    status, head = await read_head(reader)
+    return status, head, await read_body(reader, head, seen)
+
+
+async def read_head(reader):
     head = await reader.readuntil(b"\r\n\r\n")
-    status, lower = int(head.split(b" ", 2)[1]), head.lower()
-    body = b""
+    return int(head.split(b" ", 2)[1]), head
+
+
+async def read_body(reader, head, seen=None):
+    lower, body = head.lower(), b""
     if b"transfer-encoding: chunked" in lower:
         while True:
             n = int((await reader.readline()).split(b";")[0], 16)
             piece = await reader.readexactly(n + 2)
             body += piece[:-2]
-            if seen and seen(body):
-                return status, head, body
-            if n == 0:
-                return status, head, body
+            if n == 0 or (seen and seen(body)):
+                return body
     length = next((int(line.split(b":")[1]) for line in lower.split(b"\r\n") if line.startswith(b"content-length:")), 0)
-    return status, head, await reader.readexactly(length)
+    return await reader.readexactly(length)
 
 
 async def open_stream(port, body, headers=()):

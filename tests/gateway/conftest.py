@@ -115,6 +115,8 @@ def patient(conf):
         asking(conf)["message_timeout"] = "30s"
     for check in cluster(conf, "kvroute")["health_checks"]:
         check["timeout"] = "10s"
+    for c in conf["static_resources"]["clusters"]:
+        c["connect_timeout"] = "30s"
 
 
 # ---- processes --------------------------------------------------------------------------------------------------------------
@@ -145,18 +147,26 @@ class Envoy:
         self.file.flush()
         self.args = [ENVOY, "-c", self.file.name, "--concurrency", str(concurrency), "--use-dynamic-base-id", "--log-level", "warn", "--file-flush-interval-msec", "20"]
         limit = ["prlimit", *(f"--{what}={value}" for what, value in limits)] if limits else []
-        self.p = subprocess.Popen([*limit, *self.args], stdout=self.lines, stderr=self.log)
+        self.begin, self.pickers = [*limit, *self.args], len(pickers) if healthy else 0
+        self.run()
+
+    def run(self):
+        """Again, too, after kill(): at the same port, with the same configuration."""
+        self.p = subprocess.Popen(self.begin, stdout=self.lines, stderr=self.log)
         wait_for("Envoy", lambda: self.p.poll() is not None or call(self.admin, "GET", "/ready").status == 200, 30)
         assert self.p.poll() is None, self.text()
-        if healthy:
-            wait_for("pickers", lambda: self.healthy() == len(pickers), 30)
+        wait_for("pickers", lambda: self.healthy() >= self.pickers, 30)
 
     def text(self):
         return read_log(self.log)
 
+    def accesses(self):
+        """The access log's lines that are whole."""
+        return [json.loads(line) for line in read_log(self.lines).splitlines() if line.startswith("{") and line.endswith("}")]
+
     def access(self, name):
-        """The access log's line of the request of that id."""
-        return wait_for(f"the line of {name}", lambda: [d for line in read_log(self.lines).splitlines() if line.startswith("{") and (d := json.loads(line)).get("id") == name])[-1]
+        """The line of the request of that id."""
+        return wait_for(f"the line of {name}", lambda: [d for d in self.accesses() if d.get("id") == name])[-1]
 
     def stats(self, name):
         """The value of a statistic, 0 where there is none."""

@@ -153,7 +153,8 @@ def test_a_picker_that_starts_again_is_ready_with_its_views_and_right_at_once(ga
     picker.stop()
     unhealthy(envoy)
     again = start(Picker, mocks, ports=picker.ports, tls="auto" if picker.tls else "off")
-    wait_for("taken again", lambda: envoy.healthy() == 1, 20)
+    # Envoy's thread of requests hears of it a moment after that of its statistics
+    wait_for("taken again", lambda: envoy.healthy() == 1 and "x-kvroute-worker" in envoy.complete([99] * 20).headers, 20)
     for i, worker in warm.items():
         r = envoy.complete([i] * 320)
         assert (r.headers["x-kvroute-worker"], r.headers["x-kvroute-reason"], r.headers["x-kvroute-overlap-blocks"]) == (worker, "kv", "20")

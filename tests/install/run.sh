@@ -29,6 +29,7 @@ check() {
 mkdir -p build/roots
 check unit systemd-analyze security --offline=true --threshold=20 deploy/systemd/kvroute.service
 check compose docker-compose -f deploy/compose/compose.yaml config
+check gateway docker-compose -f deploy/compose/gateway.yaml config
 check lintian lintian --fail-on warning build/deb/*.changes
 for suite in jammy bookworm trixie noble; do try wheel "$suite" build/wheel/kvroute-*.whl; done
 hour=(tests/e2e/pages.py docs/guides/operators-hour.md)

@@ -183,10 +183,13 @@ static void tell(const struct rooms *r, const struct serve_check_ear *ear)
              (unsigned long long)o->admin_port, router_mode_name(o->mode));
         return;
     }
-    fact(ear, "%s: %zu worker%s in %zu pool%s%s; data on %s:%llu%s, admin on %s:%llu%s; mode %s", what, workers_count(r->workers),
-         plural(workers_count(r->workers)), pools, plural(pools), discovery_words(o), o->host, (unsigned long long)o->port,
-         config_tls(r->config) ? " (https)" : "", o->admin_host, (unsigned long long)o->admin_port,
-         config_admin_tls(r->config) ? " (https)" : "", router_mode_name(o->mode));
+    char data[300] = "", picker[300] = "";
+    if (!o->picks_only)
+        snprintf(data, sizeof data, "data on %s:%llu%s, ", o->host, (unsigned long long)o->port, config_tls(r->config) ? " (https)" : "");
+    if (o->ext_proc_port) snprintf(picker, sizeof picker, "ext_proc on %s:%llu, ", o->host, (unsigned long long)o->ext_proc_port);
+    fact(ear, "%s: %zu worker%s in %zu pool%s%s; %s%sadmin on %s:%llu%s; mode %s", what, workers_count(r->workers),
+         plural(workers_count(r->workers)), pools, plural(pools), discovery_words(o), data, picker, o->admin_host,
+         (unsigned long long)o->admin_port, config_admin_tls(r->config) ? " (https)" : "", router_mode_name(o->mode));
 }
 
 void serve_check(const struct serve_options *o, const struct serve_check_ear *ear)

@@ -248,14 +248,13 @@ static void announce(const struct serve *s)
     if (s->o->select_only)
         printf("kvroute select: on %s://%s:%u/, mode %s, %s\n", admin, s->o->admin_host, admin_port(r->admin), router_mode_name(s->o->mode),
                caches);
-    else if (s->o->picks_only)
-        printf("kvroute epp: ext_proc on %s:%u, admin on %s://%s:%u/, mode %s, %s, %zu worker(s)\n", s->o->host,
-               data_plane_picker_port(r->data), admin, s->o->admin_host, admin_port(r->admin), router_mode_name(s->o->mode), caches,
-               workers_count(r->workers));
-    else
-        printf("kvroute serve: data on %s%s:%u, admin on %s://%s:%u/, mode %s, %s, %zu worker(s)\n",
-               config_tls(r->config) ? "https://" : "", s->o->host, data_plane_port(r->data), admin, s->o->admin_host, admin_port(r->admin),
+    else {
+        printf("%s: ", serve_program(s->o));
+        if (!s->o->picks_only) printf("data on %s%s:%u, ", config_tls(r->config) ? "https://" : "", s->o->host, data_plane_port(r->data));
+        if (s->o->ext_proc_port) printf("ext_proc on %s:%u, ", s->o->host, data_plane_picker_port(r->data));
+        printf("admin on %s://%s:%u/, mode %s, %s, %zu worker(s)\n", admin, s->o->admin_host, admin_port(r->admin),
                router_mode_name(s->o->mode), caches, workers_count(r->workers));
+    }
     fflush(stdout);
 }
 

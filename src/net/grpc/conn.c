@@ -8,6 +8,8 @@
 #include <netinet/tcp.h>
 #include <string.h>
 
+#include "base/log.h"
+
 /* ---- what nghttp2 calls ------------------------------------------------------------------------------ */
 
 static struct kvr_grpc_stream *stream_of(nghttp2_session *session, int32_t id)
@@ -26,7 +28,7 @@ static int on_begin_headers(nghttp2_session *session, const nghttp2_frame *frame
     if (!begins_call(frame)) return 0;
     int32_t id = frame->hd.stream_id;
     if (c->server->streams >= c->server->config.streams_max) {
-        atomic_fetch_add(&c->server->shared->refused, 1);
+        kvr__grpc_refused(c->server, "calls at once", c->server->config.streams_max);
         return nghttp2_submit_rst_stream(session, NGHTTP2_FLAG_NONE, id, NGHTTP2_REFUSED_STREAM);
     }
     struct kvr_grpc_stream *s = kvr__grpc_stream_new(c, id);
@@ -265,11 +267,20 @@ void kvr__grpc_flush(struct kvr_grpc_server *s)
 
 /* ---- reading ----------------------------------------------------------------------------------------- */
 
+/* Most likely one side has TLS and the other has not, of which a gateway that fails open says nothing. */
+static void tell_stranger(const struct kvr__grpc_conn *c)
+{
+    kvr_log_warning_of(kvr_log_key(0, 0, "stranger"), "kvroute: grpc: a client began %s",
+                       c->tls ? "without TLS, or TLS without h2; this port speaks TLS (ext-proc-tls off: none)"
+                              : "with what is not HTTP/2, or with TLS; this port speaks none (ext-proc-tls off)");
+}
+
 static void take(struct kvr__grpc_conn *c, const char *data, size_t n)
 {
     ssize_t took = nghttp2_session_mem_recv(c->session, (const uint8_t *)data, n);
     if (c->closing) return;
     if (took < 0) {
+        if (c->begin_by_ms) tell_stranger(c);
         atomic_fetch_add(&c->server->shared->protocol_errors, 1);
         kvr__grpc_conn_close(c);
         return;
@@ -291,6 +302,7 @@ static void take_tls(struct kvr__grpc_conn *c, const char *data, size_t n)
     if (c->closing) return;
     kvr__grpc_conn_dirty(c);
     if (got >= 0) return;
+    if (!c->shaken) tell_stranger(c);
     (void)(c->writing || write_tls(c)); /* an alert */
     kvr__grpc_conn_close(c);
 }

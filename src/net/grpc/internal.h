@@ -107,6 +107,9 @@ struct kvr_grpc_stream {
     bool is_owing;    /* in server->owing */
 };
 
+/* server.c */
+void kvr__grpc_refused(struct kvr_grpc_server *s, const char *what, size_t most); /* a limit is reached: counted, and told in the log */
+
 /* conn.c */
 nghttp2_session_callbacks *kvr__grpc_callbacks(void); /* NULL: no memory */
 void kvr__grpc_conn_begin(struct kvr__grpc_conn *c);

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/log.h"
 #include "net/http/listen.h"
 #include "wire/prom_page.h"
 
@@ -59,6 +60,12 @@ static void on_listener_closed(uv_handle_t *h)
     on_handle_closed(h);
 }
 
+void kvr__grpc_refused(struct kvr_grpc_server *s, const char *what, size_t most)
+{
+    atomic_fetch_add(&s->shared->refused, 1);
+    kvr_log_warning_of(kvr_log_key(0, 0, what), "kvroute: grpc: no more than %zu %s; what is beyond is refused", most, what);
+}
+
 /* ---- new connections --------------------------------------------------------------------------------- */
 
 static bool make_room(struct kvr_grpc_server *s)
@@ -70,7 +77,7 @@ static bool make_room(struct kvr_grpc_server *s)
         if (!idle && !c->closing && c->streams_n == 0) idle = c;
     }
     if (open < s->config.connections_max) return true;
-    atomic_fetch_add(&s->shared->refused, 1);
+    kvr__grpc_refused(s, "connections", s->config.connections_max);
     if (idle) kvr__grpc_conn_close(idle);
     return idle != NULL;
 }

@@ -265,7 +265,7 @@ void kvr_grpc_send_bytes(struct kvr_grpc_stream *s, const void *head, size_t hea
     struct kvr_grpc_server *server = s->conn->server;
     if (s->over || s->finished) return;
     if (head_len + len > UINT32_MAX || s->out_len + head_len + len > server->config.write_max) {
-        atomic_fetch_add(&server->shared->refused, 1);
+        kvr__grpc_refused(server, "bytes that wait to be sent to a call", server->config.write_max);
         kvr__grpc_stream_end(s, NGHTTP2_ENHANCE_YOUR_CALM);
         return;
     }

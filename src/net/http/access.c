@@ -280,7 +280,7 @@ bool kvr_access_warning(struct kvr_access *a, char *out, size_t cap)
     struct kvr_text bind = {a->bind, a->bind ? strlen(a->bind) : 0};
     bool loopback = !bind.len || is_own_name(bind) || strncmp(a->bind, "127.", 4) == 0 || strcmp(a->bind, "::1") == 0;
     if (loopback || a->key_file) return false;
-    snprintf(out, cap, "warning: every client that reaches %s may use this port: there is no key", a->bind);
+    snprintf(out, cap, "every client that reaches %s may use this port: there is no key", a->bind);
     return true;
 }
 
