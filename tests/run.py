@@ -36,7 +36,7 @@ THREADED = {**dict.fromkeys((
     "test_tokenizer_reload", "test_waiting", "test_zmq_guard"), "*"),
     # of these the tests that start threads:
     "test_local_index": "readers_beside_the_writer", "test_pair": "threads_leave_nothing_booked",
-    "test_observed": "on_many_loops", "test_router": "many_threads_leave_nothing_booked"}
+    "test_observed": "on_many_loops_at_once_each_is_freed_once", "test_router": "many_threads_leave_nothing_booked"}
 ADDRESS_ONLY = {
     "test_sim": "runs of a simulation share nothing but their queue, and test_replay_offline.py has that under the thread sanitizer",
     "test_alerts.py": "Prometheus and its rules over processes that other files have under the thread sanitizer",

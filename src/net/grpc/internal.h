@@ -107,9 +107,6 @@ struct kvr_grpc_stream {
     bool is_owing;    /* in server->owing */
 };
 
-/* server.c */
-void kvr__grpc_refused(struct kvr_grpc_server *s, const char *what, size_t most); /* a limit is reached: counted, and told in the log */
-
 /* conn.c */
 nghttp2_session_callbacks *kvr__grpc_callbacks(void); /* NULL: no memory */
 void kvr__grpc_conn_begin(struct kvr__grpc_conn *c);
@@ -121,6 +118,7 @@ void kvr__grpc_conn_dirty(struct kvr__grpc_conn *c);
 void kvr__grpc_flush(struct kvr_grpc_server *s); /* all that are dirty */
 
 /* stream.c */
+void kvr__grpc_refused(struct kvr_grpc_server *s, const char *what, size_t most);   /* a limit is reached: counted, and told in the log */
 struct kvr_grpc_stream *kvr__grpc_stream_new(struct kvr__grpc_conn *c, int32_t id); /* NULL: no memory */
 void kvr__grpc_stream_open(struct kvr_grpc_stream *s);                              /* its head is whole */
 void kvr__grpc_stream_data(struct kvr_grpc_stream *s, const uint8_t *data, size_t len);

@@ -60,12 +60,6 @@ static void on_listener_closed(uv_handle_t *h)
     on_handle_closed(h);
 }
 
-void kvr__grpc_refused(struct kvr_grpc_server *s, const char *what, size_t most)
-{
-    atomic_fetch_add(&s->shared->refused, 1);
-    kvr_log_warning_of(kvr_log_key(0, 0, what), "kvroute: grpc: no more than %zu %s; what is beyond is refused", most, what);
-}
-
 /* ---- new connections --------------------------------------------------------------------------------- */
 
 static bool make_room(struct kvr_grpc_server *s)

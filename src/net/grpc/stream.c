@@ -10,6 +10,14 @@
 
 #include <string.h>
 
+#include "base/log.h"
+
+void kvr__grpc_refused(struct kvr_grpc_server *s, const char *what, size_t most)
+{
+    atomic_fetch_add(&s->shared->refused, 1);
+    kvr_log_warning_of(kvr_log_key(0, 0, what), "kvroute: grpc: no more than %zu %s; what is beyond is refused", most, what);
+}
+
 /* ---- windows ----------------------------------------------------------------------------------------- */
 
 static void owe(struct kvr_grpc_stream *s, size_t n)
