@@ -358,8 +358,8 @@ static size_t enter_names(struct store *st, const uint64_t *names, size_t n, uin
     struct lane *ln = st->ln;
     *rc = 0;
     for (size_t i = 0; i < n; i++) {
-        if (i + NAMES_AHEAD < n) kvr__names_prefetch(ln, names[i + NAMES_AHEAD]);
-        if (kvr__names_claim(ln, names[i], id) == 0) continue;
+        i += kvr__names_claim(ln, names + i, n - i, id);
+        if (i == n) break;
         if (ln->simd->find_last(names, i, names[i]) != SIZE_MAX) return i; /* meets itself in the next step */
         *rc = settle(st, names[i], st->run, st->off, false);
         if (*rc == 0 && !st->moved) *rc = kvr__names_put(ln, names[i], id);
@@ -432,7 +432,7 @@ static int branch(struct store *st, uint32_t hash, const uint64_t *locals, const
     if (rc) return rc;
     n = enter_names(st, names, n, r->id, &rc);
     if (n && st->moved && kvr__rank_reserve(ln, rk)) { /* the move emptied the rank's list */
-        for (size_t i = 0; i < n; i++) kvr__names_del(ln, names[i], r->id);
+        kvr__names_del(ln, names, n, r->id);
         n = 0;
         rc = -KVR_ENOMEM;
     }

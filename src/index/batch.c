@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Applying many events. A software pipeline: while one event is applied, the cache lines that the next ones need
- * are fetched, one stage every LAG events: its arrays, the name table's buckets, their other buckets and the proposed
- * run's reference, the run's header, the ends of the run's arrays. Fetching is only a hint; every stage looks things up again.
+ * are fetched, one stage every LAG events: its arrays, the name table's buckets, the proposed run's reference, the run's header, the ends
+ * of the run's arrays. Fetching is only a hint; every stage looks things up again.
  */
 #include "index/internal.h"
 
@@ -33,11 +33,6 @@ static void fetch_payload(const struct kvr_event *ev)
 static void fetch_ref(struct pipe *p)
 {
     uint64_t name;
-    const struct kvr_event *ev = p->ev;
-    if (ev->kind == KVR_EVENT_STORED)
-        for (size_t i = 0; i < ev->blocks_n && i < NAMES_AHEAD; i++) kvr__names_prefetch_other(p->ln, ev->blocks[i].block_hash);
-    else if (ev->kind == KVR_EVENT_REMOVED)
-        for (size_t i = 0; i < ev->removed_n && i < NAMES_AHEAD; i++) kvr__names_prefetch_other(p->ln, ev->removed[i]);
     p->id = first_name(p->ev, &name) ? kvr__names_first(p->ln, name) : 0;
     if (p->id) __builtin_prefetch(kvr__ref(p->ln, p->id));
 }

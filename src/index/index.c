@@ -22,7 +22,7 @@ static void lane_destroy(struct lane *ln)
 {
     for (int i = 0; i < 4; i++) kvr__reclaim(ln, true); /* no reader is inside */
     for (uint32_t id = IDS_RESERVED; id < ln->ids_top; id++) {
-        struct run *r = (id & 0xFFFF) ? kvr__run(ln, id) : NULL;
+        struct run *r = kvr__run(ln, id);
         struct cover *c = r && !kvr__is_alias(r) ? kvr__cover(r) : NULL;
         if (c) kvr__cover_free(ln, c);
     }

@@ -108,7 +108,7 @@ enum {
     ROOT_RUN = 0,  /* parent of every first block */
     FLOAT_RUN = 1, /* parent of runs with a start position */
     IDS_RESERVED = 2,
-    ID_BITS = 25, /* run ids; ids whose low 16 bits are 0 are not used (names.c) */
+    ID_BITS = 24, /* run ids: as many as an entry of the name table has */
     CUT_BITS = 12,
     CUT_MASK = (1 << CUT_BITS) - 1,
     RUN_MAX = CUT_MASK,       /* blocks of a run */
@@ -201,31 +201,33 @@ struct kid_dir { /* R: replaced when it doubles */
 
 /* ---- name table -------------------------------------------------------------------------------------- */
 
-enum { NAME_SLOTS = 11, NAME_REACH = 33, NAME_TAIL = NAME_REACH, SPILL_HEADS = 4096 };
+enum { NAME_SLOTS = 12 };
 
 struct name_bucket { /* one cache line; see names.c */
     uint16_t tag[NAME_SLOTS];
-    uint16_t id_lo[NAME_SLOTS]; /* 0 = empty */
+    uint16_t id_lo[NAME_SLOTS];
     uint8_t id_hi[NAME_SLOTS];
-    uint8_t over;   /* entries of this home in their other bucket: at most 11 in each of 32 */
-    uint64_t extra; /* 5 bits a slot: 1 of the id, 4 of the tag; the top byte marks what `over` counts */
+    uint8_t n;      /* entries: the first n */
+    uint8_t over;   /* entries of this home that are elsewhere */
+    uint16_t marks; /* of their tags */
 };
 struct name_level { /* one size of the table */
     struct name_bucket **chunk;
     size_t chunks;       /* length of chunk[] */
     unsigned chunk_bits; /* buckets of a chunk: 16 KiB, or 256 KiB in large tables */
-    uint64_t nb;         /* home buckets; NAME_TAIL more follow */
+    uint64_t nb;         /* buckets, even */
 };
 struct name_spill {
     uint32_t m, id, next;
 };
 struct name_table {
     struct name_level now, old; /* old.nb > 0: moving from old to now */
-    uint64_t moved;             /* home buckets of old that have moved */
-    size_t owed;                /* names that came or went since the last group moved */
+    uint64_t moved_m;           /* what has a smaller m is in now */
+    uint64_t moved;             /* buckets of old that have moved */
+    size_t move_every, owed;    /* names for a group, and how many came or went since the last one moved */
     size_t used;
     size_t puts, used_then;   /* insertions since the table last grew, and what it had then */
-    struct name_spill *spill; /* entries that found no room within reach; lists by m % SPILL_HEADS */
+    struct name_spill *spill; /* entries that found no room in their pair; lists by the top bits of m */
     size_t spill_cap, spill_n, spill_top;
     uint32_t *spill_head, spill_free;
 };
@@ -498,11 +500,10 @@ int kvr__names_init(struct lane *ln);
 void kvr__names_destroy(struct lane *ln);
 int kvr__names_reserve(struct lane *ln, size_t more);            /* makes room; moves some old buckets */
 int kvr__names_put(struct lane *ln, uint64_t name, uint32_t id); /* cannot fail after reserve, except spills */
-/* As put, when it is certain at a glance that the name has no other entry; else 1 and nothing is done. */
-int kvr__names_claim(struct lane *ln, uint64_t name, uint32_t id);
-void kvr__names_del(struct lane *ln, uint64_t name, uint32_t id);
+/* Name by name as put, while it is certain at a glance that the name has no other entry; returns how many went in. */
+size_t kvr__names_claim(struct lane *ln, const uint64_t *names, size_t n, uint32_t id);
+void kvr__names_del(struct lane *ln, const uint64_t *names, size_t n, uint32_t id);
 void kvr__names_prefetch(const struct lane *ln, uint64_t name);
-void kvr__names_prefetch_other(const struct lane *ln, uint64_t name); /* when the first line is there */
 /* Calls fn for run ids that may have `name`, until it returns true. */
 typedef bool name_visit(void *ctx, uint32_t id);
 bool kvr__names_each(const struct lane *ln, uint64_t name, name_visit *fn, void *ctx);
