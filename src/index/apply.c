@@ -154,10 +154,32 @@ static bool dropped_before(const struct lane *ln, uint64_t name)
     return ln->simd->find_last(ln->dropped, ln->dropped_n, name) != SIZE_MAX;
 }
 
+/* The common removal, in short: the end of a run, tail first, that only this rank holds and behind which it holds nothing. Does nothing
+ * when it returns false. */
+static bool remove_tail(struct lane *ln, struct rank *rk, const uint64_t *names, size_t n)
+{
+    if (!n || ln->predict.pairs_n || ln->walks || rk->remembers) return false;
+    uint32_t id = kvr__names_first(ln, names[0]);
+    if (!id) return false;
+    struct run *r = kvr__run(ln, id);
+    uint32_t len = kvr__len(r), pos = kvr__own_place(r, rk->slot, len);
+    if (pos == NO_PLACE || n >= len || rk->held[pos].kid != NO_PLACE) return false;
+    const uint64_t *last = kvr__names_of(r) + len - 1;
+    for (size_t i = 0; i < n; i++)
+        if (*(last - i) != names[i]) return false;
+    YIELD_POINT();
+    atomic_store_explicit(&r->hold, kvr__hold_word(rk->slot, len - (uint32_t)n, pos), REL);
+    rk->blocks -= n;
+    ln->blocks_n -= n;
+    kvr__run_trim(ln, r);
+    return true;
+}
+
 int kvr__remove(struct lane *ln, struct rank *rk, const uint64_t *names, size_t n)
 {
     int rc = 0;
     ln->dropped_n = 0;
+    if (rk && remove_tail(ln, rk, names, n)) return 0;
     ln->note_leavers = rk && rk->remembers;
     for (size_t i = 0, took; i < n; i += took) {
         struct place p;
@@ -515,8 +537,46 @@ static int find_start(struct store *st, const struct kvr_event *ev)
     return 0;
 }
 
+/* The common store, in short: new blocks at the end of a run that only this rank holds and that has no children. Does nothing when it
+ * returns false. */
+static bool append_own(struct lane *ln, struct rank *rk, const struct kvr_event *ev)
+{
+    size_t n = ev->blocks_n;
+    if (!n || !ev->has_parent || ev->has_start_position || ln->predict.pairs_n || ln->stamps) return false;
+    uint32_t id = kvr__names_first(ln, ev->parent_hash);
+    if (!id) return false;
+    struct run *r = kvr__run(ln, id);
+    uint32_t len = kvr__len(r), pos = kvr__own_place(r, rk->slot, len);
+    if (pos == NO_PLACE || r->high != len || r->nkids || len + n > RUN_MAX) return false;
+    if (kvr__names_of(r)[len - 1] != ev->parent_hash) return false;
+    if (kvr__names_reserve(ln, n)) return false;
+    if (len + n > r->cap && kvr__run_resize(ln, &r, len + (uint32_t)n, true)) return false;
+    uint64_t *locals = r->a + len, *names = locals + r->cap;
+    for (size_t i = 0; i < n; i++) {
+        locals[i] = ev->blocks[i].tokens_hash;
+        names[i] = ev->blocks[i].block_hash;
+    }
+    size_t in = kvr__names_claim(ln, names, n, id);
+    if (in < n) { /* a name that may be known, or recurs */
+        kvr__names_del(ln, names, in, id);
+        return false;
+    }
+    uint32_t cut = len + (uint32_t)n;
+    r->high = (uint16_t)cut;
+    atomic_store_explicit(&r->len, r->high, REL);
+    YIELD_POINT();
+    atomic_store_explicit(&r->hold, kvr__hold_word(rk->slot, cut, pos), REL);
+    ln->nodes_n += n;
+    ln->blocks_n += n;
+    rk->blocks += n;
+    rk->last_run = id;
+    rk->last_off = cut;
+    return true;
+}
+
 int kvr__store(struct lane *ln, struct rank *rk, const struct kvr_event *ev)
 {
+    if (append_own(ln, rk, ev)) return 0;
     struct store st = {.ln = ln, .rk = rk};
     uint64_t locals[STRETCH], names[STRETCH];
     int rc = find_start(&st, ev);

@@ -72,6 +72,19 @@ static size_t run_pipe(struct pipe *p, size_t n, int *rc)
     return bad;
 }
 
+/* The pairs of events. To make one lets go of the lock, and what was found before may be gone then. */
+static void find_ranks(struct kvr_index *ix, const struct kvr_event *ev, size_t n, struct rank **rk)
+{
+    bool made = false;
+    for (size_t i = 0; i < n; i++) {
+        rk[i] = kvr__rank_find(ix, ev[i].worker);
+        if (rk[i] || ev[i].kind != KVR_EVENT_STORED) continue;
+        (void)kvr__rank_get(ix, ev[i].worker, &rk[i]);
+        made = true;
+    }
+    for (size_t i = 0; made && i < n; i++) rk[i] = kvr__rank_find(ix, ev[i].worker);
+}
+
 /* Up to WINDOW events: those that need no special care go through the pipe of their lane. */
 static size_t apply_window(struct kvr_index *ix, const struct kvr_event *events, size_t n, int *results)
 {
@@ -80,11 +93,9 @@ static size_t apply_window(struct kvr_index *ix, const struct kvr_event *events,
     int rc[WINDOW];
     uint64_t lanes = 0;
     struct rank *rk[WINDOW];
-    for (size_t i = 0; i < n; i++) (void)kvr__rank_of_event(ix, &events[i], &rk[i]); /* makes ranks: lets go of the lock */
-    for (size_t i = 0; i < n; i++) {
-        rk[i] = kvr__rank_find(ix, events[i].worker);
+    find_ranks(ix, events, n, rk);
+    for (size_t i = 0; i < n; i++)
         if (rk[i]) lanes |= UINT64_C(1) << (rk[i]->lane - ix->lanes);
-    }
     for (; lanes; lanes &= lanes - 1) {
         struct lane *ln = &ix->lanes[__builtin_ctzll(lanes)];
         size_t k = 0;

@@ -303,7 +303,7 @@ static void clear_worker(struct kvr_index *ix, uint64_t worker_id)
 }
 
 /* The rank an event is for; stores make it. ranks_lock is held shared. */
-int kvr__rank_of_event(struct kvr_index *ix, const struct kvr_event *ev, struct rank **out)
+static int rank_of_event(struct kvr_index *ix, const struct kvr_event *ev, struct rank **out)
 {
     if (ev->kind == KVR_EVENT_STORED) return kvr__rank_get(ix, ev->worker, out);
     *out = kvr__rank_find(ix, ev->worker);
@@ -315,7 +315,7 @@ int kvr__apply_alone(struct kvr_index *ix, const struct kvr_event *ev)
 {
     struct rank *rk;
     if (ev->kind == KVR_EVENT_CLEARED && ix->config.clear_worker_wide) clear_worker(ix, ev->worker.worker_id);
-    int rc = kvr__rank_of_event(ix, ev, &rk);
+    int rc = rank_of_event(ix, ev, &rk);
     if (rc) {
         kvr_lock(&ix->lanes[0].lock);
         count_result(&ix->lanes[0], rc);

@@ -578,6 +578,17 @@ static inline struct holder *kvr__holder(struct cover *c, uint32_t at)
     char *after = (char *)c + sizeof *c + c->cap * sizeof c->e[0];
     return (struct holder *)(void *)after + at;
 }
+/* The hold word of a run with one holder, which stands at place `pos` of its list. */
+static inline uint64_t kvr__hold_word(uint32_t slot, uint32_t cut, uint32_t pos)
+{
+    return (uint64_t)(slot << CUT_BITS | cut) << 32 | (uint64_t)pos << 1 | 1;
+}
+/* The place of a run in the list of a rank that alone holds it, all of its `len` blocks by the run's names; else NO_PLACE. */
+static inline uint32_t kvr__own_place(const struct run *r, uint32_t slot, uint32_t len)
+{
+    uint64_t h = atomic_load_explicit(&r->hold, RLX);
+    return h & 1 && h >> 32 == (slot << CUT_BITS | len) ? (uint32_t)h >> 1 : NO_PLACE;
+}
 struct grip kvr__grip(const struct run *r, uint32_t slot);
 uint32_t kvr__grip_alias(const struct run *r, struct grip g);
 int kvr__cover_reserve(struct lane *ln, struct run *r, bool must_cover);       /* room for one more holder */
@@ -756,8 +767,7 @@ void kvr__evict_for_capacity(struct lane *ln, struct rank *rk);
 bool kvr__lane_check(struct lane *ln, const char **why);
 
 /* ---- index.c */
-int kvr__rank_of_event(struct kvr_index *ix, const struct kvr_event *ev, struct rank **out); /* ranks_lock held shared */
-int kvr__apply_alone(struct kvr_index *ix, const struct kvr_event *ev);                      /* ranks_lock held shared */
-int kvr__apply_one(struct lane *ln, struct rank *rk, const struct kvr_event *ev);            /* lane locked */
+int kvr__apply_alone(struct kvr_index *ix, const struct kvr_event *ev);           /* ranks_lock held shared */
+int kvr__apply_one(struct lane *ln, struct rank *rk, const struct kvr_event *ev); /* lane locked */
 
 #endif
