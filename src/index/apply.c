@@ -15,11 +15,12 @@ enum { STRETCH = 256, APPEND_HOLDERS = 8, DROPPED_MAX = 4096, CLIMB_MAX = 1 << 1
 void kvr__fetch_buckets(const struct lane *ln, const struct kvr_event *ev)
 {
     if (ev->kind == KVR_EVENT_STORED) {
-        for (size_t i = 0; i < ev->blocks_n && i < NAMES_AHEAD; i++) kvr__names_prefetch(ln, ev->blocks[i].block_hash);
-        if (ev->has_parent) kvr__names_prefetch(ln, ev->parent_hash);
+        size_t n = KVR_MIN(ev->blocks_n, (size_t)NAMES_AHEAD);
+        if (n) kvr__names_prefetch(ln, &ev->blocks->block_hash, sizeof *ev->blocks / sizeof(uint64_t), n);
+        if (ev->has_parent) kvr__names_prefetch(ln, &ev->parent_hash, 1, 1);
         else if (ev->blocks_n) kvr__kid_prefetch(ln, kvr__kid_hash(ln, ROOT_RUN, 0, ev->blocks[0].tokens_hash));
     } else if (ev->kind == KVR_EVENT_REMOVED) {
-        for (size_t i = 0; i < ev->removed_n && i < NAMES_AHEAD; i++) kvr__names_prefetch(ln, ev->removed[i]);
+        kvr__names_prefetch(ln, ev->removed, 1, KVR_MIN(ev->removed_n, (size_t)NAMES_AHEAD));
     }
 }
 

@@ -104,6 +104,8 @@
 #define ACQ memory_order_acquire
 #define REL memory_order_release
 
+#define INLINE static inline __attribute__((always_inline)) /* of loops that are compiled for several cases */
+
 enum {
     ROOT_RUN = 0,  /* parent of every first block */
     FLOAT_RUN = 1, /* parent of runs with a start position */
@@ -503,7 +505,7 @@ int kvr__names_put(struct lane *ln, uint64_t name, uint32_t id); /* cannot fail 
 /* Name by name as put, while it is certain at a glance that the name has no other entry; returns how many went in. */
 size_t kvr__names_claim(struct lane *ln, const uint64_t *names, size_t n, uint32_t id);
 void kvr__names_del(struct lane *ln, const uint64_t *names, size_t n, uint32_t id);
-void kvr__names_prefetch(const struct lane *ln, uint64_t name);
+void kvr__names_prefetch(const struct lane *ln, const uint64_t *names, size_t step, size_t n); /* every step-th word is a name */
 /* Calls fn for run ids that may have `name`, until it returns true. */
 typedef bool name_visit(void *ctx, uint32_t id);
 bool kvr__names_each(const struct lane *ln, uint64_t name, name_visit *fn, void *ctx);

@@ -448,7 +448,7 @@ static int rebuild(struct lane *ln, uint64_t nb)
         uint32_t len = r ? kvr__len(r) : 0;
         const uint64_t *names = r ? kvr__names_of(r) : NULL;
         for (uint32_t i = 0; i < len && rc == 0; i++) {
-            if (i + NAMES_AHEAD < len) kvr__names_prefetch(ln, names[i + NAMES_AHEAD]);
+            if (i + NAMES_AHEAD < len) __builtin_prefetch(home_of(t, m_of(ln->seed, names[i + NAMES_AHEAD])), 1);
             rc = put_new(ln, names[i], id);
         }
     }
@@ -544,36 +544,96 @@ int kvr__names_put(struct lane *ln, uint64_t name, uint32_t id)
     return put_new(ln, name, id);
 }
 
+/* ---- many names --------------------------------------------------------------------------------------- */
+
+/* What finding a bucket takes, copied out of the lane: what is written to buckets could alias it there, and every turn of a loop would
+ * load it again. The loops are compiled twice, for a table that moves and for one that does not. */
+struct level_copy {
+    struct name_bucket *const *chunk;
+    uint64_t nb, mask;
+    unsigned bits;
+};
+struct table_copy {
+    uint64_t seed, moved_m;
+    struct level_copy level[2]; /* now, old */
+};
+
+INLINE struct level_copy copy_level(const struct name_level *l)
+{
+    return (struct level_copy){l->chunk, l->nb, (UINT64_C(1) << l->chunk_bits) - 1, l->chunk_bits};
+}
+
+INLINE struct table_copy copy_table(const struct lane *ln)
+{
+    return (struct table_copy){ln->seed, ln->names.moved_m, {copy_level(&ln->names.now), copy_level(&ln->names.old)}};
+}
+
+INLINE struct name_bucket *bucket_at(const struct table_copy *w, uint32_t m, bool moving)
+{
+    const struct level_copy *x = &w->level[moving & (m >= w->moved_m)]; /* no branch: nobody could predict it */
+    uint64_t b = (uint64_t)m * x->nb >> M_BITS;
+    return x->chunk[b >> x->bits] + (b & x->mask);
+}
+
+INLINE void fetch(const struct table_copy *w, uint64_t name, bool moving)
+{
+    __builtin_prefetch(bucket_at(w, m_of(w->seed, name), moving), 1);
+}
+
+INLINE size_t claim_each(struct lane *ln, const uint64_t *names, size_t n, uint32_t id, bool moving)
+{
+    const struct table_copy w = copy_table(ln);
+    for (size_t i = 0; i < n; i++) {
+        if (i + NAMES_AHEAD < n) fetch(&w, names[i + NAMES_AHEAD], moving);
+        uint32_t m = m_of(w.seed, names[i]);
+        if (!claim(&ln->names, bucket_at(&w, m, moving), m, id)) return i;
+    }
+    return n;
+}
+
 size_t kvr__names_claim(struct lane *ln, const uint64_t *names, size_t n, uint32_t id)
 {
     struct name_table *t = &ln->names;
-    size_t i = 0;
-    for (; i < n; i++) {
-        if (i + NAMES_AHEAD < n) kvr__names_prefetch(ln, names[i + NAMES_AHEAD]);
-        uint32_t m = m_of(ln->seed, names[i]);
-        if (!claim(t, home_of(t, m), m, id)) break;
+    size_t in = t->old.nb ? claim_each(ln, names, n, id, true) : claim_each(ln, names, n, id, false);
+    t->used += in;
+    t->puts += in;
+    return in;
+}
+
+INLINE void del_each(struct lane *ln, const uint64_t *names, size_t n, uint32_t id, bool moving)
+{
+    const struct table_copy w = copy_table(ln);
+    for (size_t i = 0; i < n; i++) {
+        if (i + NAMES_AHEAD < n) fetch(&w, names[i + NAMES_AHEAD], moving);
+        uint32_t m = m_of(w.seed, names[i]);
+        del(&ln->names, bucket_at(&w, m, moving), m, id);
     }
-    t->used += i;
-    t->puts += i;
-    return i;
 }
 
 void kvr__names_del(struct lane *ln, const uint64_t *names, size_t n, uint32_t id)
 {
     struct name_table *t = &ln->names;
-    for (size_t i = 0; i < n; i++) {
-        if (i + NAMES_AHEAD < n) kvr__names_prefetch(ln, names[i + NAMES_AHEAD]);
-        uint32_t m = m_of(ln->seed, names[i]);
-        del(t, home_of(t, m), m, id);
-    }
+    if (n > NAMES_AHEAD) kvr__names_prefetch(ln, names, 1, NAMES_AHEAD); /* of fewer, whoever calls has */
+    if (t->old.nb) del_each(ln, names, n, id, true);
+    else del_each(ln, names, n, id, false);
     t->used -= n;
     shrink(ln, n);
 }
 
-void kvr__names_prefetch(const struct lane *ln, uint64_t name)
+INLINE void fetch_each(const struct lane *ln, const uint64_t *names, size_t step, size_t n, bool moving)
 {
-    __builtin_prefetch(home_of(&ln->names, m_of(ln->seed, name)), 1);
+    const struct table_copy w = copy_table(ln);
+    for (size_t i = 0; i < n; i++) fetch(&w, names[i * step], moving);
 }
+
+void kvr__names_prefetch(const struct lane *ln, const uint64_t *names, size_t step, size_t n)
+{
+    if (ln->names.old.nb) fetch_each(ln, names, step, n, true);
+    else fetch_each(ln, names, step, n, false);
+    __asm__("" ::: "memory"); /* a function that only fetches has no effect to the compiler: it drops calls where it sees the body */
+}
+
+/* ---- looking ------------------------------------------------------------------------------------------ */
 
 static inline bool each_in(const struct name_bucket *k, uint32_t tag, name_visit *fn, void *ctx)
 {
