@@ -94,6 +94,7 @@ void *kvr__slab_get(struct lane *ln, size_t bytes, uint32_t *page)
     uint32_t i = pg->free;
     if (i) memcpy(&pg->free, pg->mem + (i - 1) * bytes, sizeof pg->free);
     else i = ++pg->bump;
+    if (pg->free) __builtin_prefetch(pg->mem + (pg->free - 1) * bytes, 1); /* for the next one */
     if (++pg->live == pg->objs) partial_del(s, p);
     *page = p;
     return pg->mem + (i - 1) * bytes;
