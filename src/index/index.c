@@ -50,6 +50,7 @@ static int lane_init(struct kvr_index *ix, struct lane *ln)
     ln->ix = ix;
     ln->simd = c->portable ? &kvr__simd_portable : kvr__simd_best();
     kvr_mem_init(&ln->mem, &ix->mem.a, 0);
+    ln->arena.off = c->bytes_max != 0;
     ln->tiers.mem = &ln->mem;
     ln->stamps = c->bytes_max || c->rank_capacity || c->evictable;
     ln->seed = kvr_mix64(kvr_secret() + (uint64_t)(ln - ix->lanes));

@@ -4,6 +4,7 @@
  *
  *   ground    simd.c      comparing arrays of hashes: portable and vector paths with equal results
  *             limbo.c     what was unlinked and waits until no reader looks at it
+ *             arena.c     a lane's memory in large pieces
  *             slab.c      memory for runs, by size classes
  *             names.c     one table from block hash to run, for all ranks of a lane
  *             kids.c      one table from (run, offset, local hash) to child run, read without locks
@@ -234,6 +235,20 @@ struct name_table {
     uint32_t *spill_head, spill_free;
 };
 
+/* ---- arena ------------------------------------------------------------------------------------------- */
+
+struct extent {
+    char *raw, *mem; /* as the allocator gave it, and where the grains begin */
+    size_t bytes;
+    uint32_t grains, used, longest; /* longest: no more free grains are in a row */
+    uint64_t taken[32];             /* a bit for each grain */
+};
+struct arena {
+    struct extent *extents;
+    size_t n, cap, bytes;
+    bool off; /* the index has a cap */
+};
+
 /* ---- slabs ------------------------------------------------------------------------------------------- */
 
 enum { SLAB_CLASSES = 120 };
@@ -411,6 +426,7 @@ struct lane {
     const struct simd *simd;
     struct kvr_mem mem;
     size_t mem_high; /* most bytes since memory was last given back to the system */
+    struct arena arena;
     struct slab slab;
     struct name_table names;
     uint64_t seed;
@@ -490,6 +506,11 @@ void kvr__retire_kid_dir(struct lane *ln, struct kid_dir *d);
 void kvr__retire_ref_dir(struct lane *ln, struct ref_dir *d);
 void kvr__retire_slot(struct lane *ln, struct rank *carrier);
 struct run *kvr__limbo_next(const struct run *r); /* of a collection */
+
+/* ---- arena.c: pieces of up to 256 KiB, at multiples of 128 */
+void *kvr__arena_get(struct lane *ln, size_t bytes);
+void kvr__arena_put(struct lane *ln, void *p, size_t bytes);
+size_t kvr__arena_round(size_t bytes); /* what a piece takes */
 
 /* ---- slab.c */
 size_t kvr__slab_round(size_t bytes);

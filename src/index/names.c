@@ -35,7 +35,6 @@ enum {
     MOVE_EVERY = 160, /* names that come or go between two groups, at most */
     SPILL_BITS = 12,
     SPILL_HEADS = 1 << SPILL_BITS,
-    PAIR = 2 * sizeof(struct name_bucket),
     OVER_MAX = 127, /* counts no further */
     SPILLED = 128   /* in `over`: some are in the spill lists */
 };
@@ -60,7 +59,7 @@ static inline struct name_bucket *bucket(const struct name_level *l, uint64_t b)
     return l->chunk[b >> l->chunk_bits] + (b & ((UINT64_C(1) << l->chunk_bits) - 1));
 }
 
-/* The other bucket of the pair. */
+/* The other bucket of the pair: a line and the next one, for chunks begin at multiples of two. */
 static inline struct name_bucket *buddy(const struct name_bucket *k)
 {
     return (struct name_bucket *)((uintptr_t)k ^ sizeof *k);
@@ -156,22 +155,15 @@ static size_t chunk_bytes(const struct name_level *l)
     return sizeof(struct name_bucket) << l->chunk_bits;
 }
 
-/* A pair is a line and the next one: chunks begin at multiples of two, with the start of their memory noted in front. */
 static struct name_bucket *chunk_new(struct lane *ln, const struct name_level *l)
 {
-    char *raw = kvr_mem_zget(&ln->mem, chunk_bytes(l) + PAIR);
-    if (!raw) return NULL;
-    char *at = raw + PAIR - (uintptr_t)raw % PAIR;
-    memcpy(at - sizeof raw, &raw, sizeof raw);
-    return (struct name_bucket *)(void *)at;
+    void *c = kvr__arena_get(ln, chunk_bytes(l));
+    return c ? memset(c, 0, chunk_bytes(l)) : NULL;
 }
 
 static void chunk_free(struct lane *ln, struct name_level *l, size_t c)
 {
-    char *raw;
-    if (!l->chunk[c]) return;
-    memcpy(&raw, (char *)l->chunk[c] - sizeof raw, sizeof raw);
-    kvr_mem_put(&ln->mem, raw, chunk_bytes(l) + PAIR);
+    if (l->chunk[c]) kvr__arena_put(ln, l->chunk[c], chunk_bytes(l));
     l->chunk[c] = NULL;
 }
 
