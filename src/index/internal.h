@@ -107,11 +107,15 @@
 
 #define INLINE static inline __attribute__((always_inline)) /* of loops that are compiled for several cases */
 
+#ifndef KVR_ID_BITS
+#define KVR_ID_BITS 24 /* what an entry of the name table has; the test of the limit takes fewer */
+#endif
+
 enum {
     ROOT_RUN = 0,  /* parent of every first block */
     FLOAT_RUN = 1, /* parent of runs with a start position */
     IDS_RESERVED = 2,
-    ID_BITS = 24, /* run ids: as many as an entry of the name table has */
+    ID_BITS = KVR_ID_BITS, /* run ids */
     CUT_BITS = 12,
     CUT_MASK = (1 << CUT_BITS) - 1,
     RUN_MAX = CUT_MASK,       /* blocks of a run */
