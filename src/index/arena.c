@@ -88,11 +88,13 @@ static size_t next_size(const struct arena *a, size_t least)
     return size;
 }
 
+/* Where memory is short a smaller one may still be had. */
 static struct extent *extent_new(struct lane *ln, size_t least)
 {
     struct arena *a = &ln->arena;
     size_t bytes = next_size(a, least + ALIGNED);
-    char *raw = kvr_mem_get(&ln->mem, bytes);
+    char *raw;
+    while (!(raw = kvr_mem_get(&ln->mem, bytes)) && bytes / 2 >= least + ALIGNED) bytes /= 2;
     if (!raw) return NULL;
     if (kvr_mem_grow(&ln->mem, (void **)&a->extents, &a->cap, a->n + 1, sizeof *a->extents)) {
         kvr_mem_put(&ln->mem, raw, bytes);
