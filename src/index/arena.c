@@ -66,7 +66,7 @@ static void mark(struct extent *x, uint32_t g, uint32_t n, bool taken)
 static uint32_t find_room(struct extent *x, uint32_t n)
 {
     uint32_t row = 0, longest = 0;
-    for (uint32_t g = 0; g < x->grains; g++) {
+    for (uint32_t g = x->first; g < x->grains; g++) {
         if (x->taken[g / 64] == UINT64_MAX) {
             row = 0;
             g |= 63;
@@ -139,6 +139,7 @@ void *kvr__arena_get(struct lane *ln, size_t bytes)
         at = 0;
     }
     mark(x, at, n, true);
+    if (at == x->first) x->first = at + n;
     return x->mem + (size_t)at * GRAIN;
 }
 
@@ -149,10 +150,12 @@ void kvr__arena_put(struct lane *ln, void *p, size_t bytes)
         alone_put(ln, p, bytes);
         return;
     }
-    struct extent *x = a->extents;
-    while ((uintptr_t)p - (uintptr_t)x->mem >= x->bytes) x++;
-    KVR_ASSERT(x < a->extents + a->n);
-    mark(x, (uint32_t)((size_t)((char *)p - x->mem) / GRAIN), grains(bytes), false);
+    struct extent *x = a->extents, *end = x + a->n;
+    while (x < end && (uintptr_t)p - (uintptr_t)x->mem >= (size_t)x->grains * GRAIN) x++;
+    KVR_ASSERT(x < end);
+    uint32_t at = (uint32_t)((size_t)((char *)p - x->mem) / GRAIN);
+    mark(x, at, grains(bytes), false);
+    x->first = KVR_MIN(x->first, at);
     x->longest = x->grains; /* or fewer: the next look tells */
     if (!x->used) extent_free(ln, x);
 }

@@ -244,8 +244,9 @@ struct name_table {
 struct extent {
     char *raw, *mem; /* as the allocator gave it, and where the grains begin */
     size_t bytes;
-    uint32_t grains, used, longest; /* longest: no more free grains are in a row */
-    uint64_t taken[32];             /* a bit for each grain */
+    uint32_t grains, used;
+    uint32_t first, longest; /* no grain below is free, and no more in a row than that */
+    uint64_t taken[32];      /* a bit for each grain */
 };
 struct arena {
     struct extent *extents;
