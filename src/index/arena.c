@@ -48,9 +48,14 @@ static void alone_put(struct lane *ln, char *p, size_t bytes)
 
 /* ---- extents -------------------------------------------------------------------------------------------- */
 
-static bool is_taken(const struct extent *x, uint32_t g)
+/* The first grain from g on that is taken, or free; x->grains: none is. */
+static uint32_t next_grain(const struct extent *x, uint32_t g, bool taken)
 {
-    return x->taken[g / 64] >> (g % 64) & 1;
+    for (; g < x->grains; g = (g | 63) + 1) {
+        uint64_t word = (taken ? x->taken[g / 64] : ~x->taken[g / 64]) >> (g % 64);
+        if (word) return KVR_MIN(g + (uint32_t)__builtin_ctzll(word), x->grains);
+    }
+    return x->grains;
 }
 
 static void mark(struct extent *x, uint32_t g, uint32_t n, bool taken)
@@ -65,16 +70,11 @@ static void mark(struct extent *x, uint32_t g, uint32_t n, bool taken)
 /* The first n free grains in a row, or NO_ROOM; then it is known how many there are. */
 static uint32_t find_room(struct extent *x, uint32_t n)
 {
-    uint32_t row = 0, longest = 0;
-    for (uint32_t g = x->first; g < x->grains; g++) {
-        if (x->taken[g / 64] == UINT64_MAX) {
-            row = 0;
-            g |= 63;
-            continue;
-        }
-        row = is_taken(x, g) ? 0 : row + 1;
-        if (row == n) return g + 1 - n;
-        longest = KVR_MAX(longest, row);
+    uint32_t longest = 0;
+    for (uint32_t g = next_grain(x, x->first, false), end; g < x->grains; g = next_grain(x, end, false)) {
+        end = next_grain(x, g, true);
+        if (end - g >= n) return g;
+        longest = KVR_MAX(longest, end - g);
     }
     x->longest = longest;
     return NO_ROOM;
