@@ -80,11 +80,11 @@ static uint32_t find_room(struct extent *x, uint32_t n)
     return NO_ROOM;
 }
 
-/* As large as what there is already, from 64 KiB to EXTENT. */
+/* From 64 KiB to EXTENT, a quarter of what there is already, so that little of a small index is not in use. */
 static size_t next_size(const struct arena *a, size_t least)
 {
     size_t size = 64 << 10;
-    while (size < EXTENT && (size < a->bytes || size < least)) size *= 2;
+    while (size < EXTENT && (size * 4 < a->bytes || size < least)) size *= 2;
     return size;
 }
 
