@@ -57,7 +57,7 @@
  *   Predicted and lower-tier blocks are in tables that double, so they can pause a lane for milliseconds when there are
  *   millions of them. A dump stops the lane while it copies one pair. One name used for thousands of different blocks
  *   makes its look-ups linear in their number.
- *   At most 2^19 pairs (ranks_max) and 2^25 runs a lane; beyond, stores return -KVR_ECAPACITY.
+ *   At most 2^19 pairs (ranks_max) and 2^24 runs a lane; beyond, stores return -KVR_ECAPACITY.
  *
  * EXAMPLE (compiled and run by the tests)
  *

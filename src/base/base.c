@@ -11,13 +11,23 @@
 #include <time.h>
 #include <kvroute/types.h>
 
-/* Large blocks are mapped, so that they go back to the system when they are given back. */
-enum { MAPPED_FROM = 64 << 10 };
+/* Large blocks are mapped, so that they go back to the system when they are given back. Those of HUGE_PAGE, as whoever cuts up large
+ * blocks asks for, lie so that the system can take one page for each; where it has none, they are like the others. */
+enum { MAPPED_FROM = 64 << 10, HUGE_PAGE = 2 << 20 };
 
 static void *map_large(size_t size)
 {
-    void *p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    return p == MAP_FAILED ? NULL : p;
+    size_t extra = size == HUGE_PAGE ? HUGE_PAGE : 0;
+    char *p = mmap(NULL, size + extra, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) return NULL;
+    if (!extra) return p;
+    size_t before = (HUGE_PAGE - (uintptr_t)p % HUGE_PAGE) % HUGE_PAGE;
+    if (before) (void)munmap(p, before);
+    if (before < extra) (void)munmap(p + before + size, extra - before);
+#ifdef MADV_HUGEPAGE
+    (void)madvise(p + before, size, MADV_HUGEPAGE);
+#endif
+    return p + before;
 }
 
 static void *libc_resize(void *ctx, void *ptr, size_t old_size, size_t new_size)

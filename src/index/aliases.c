@@ -50,7 +50,7 @@ static int object_new(struct lane *ln, struct rank *rk, struct run *r, uint32_t 
     atomic_store_explicit(&kvr__ref(ln, id)->run, a, REL);
     for (uint32_t i = 0; i < n; i++) {
         if (kvr__names_put(ln, names[i], id) == 0) continue;
-        while (i--) kvr__names_del(ln, names[i], id);
+        kvr__names_del(ln, names, i, id);
         free_object(ln, a);
         return -KVR_ENOMEM;
     }
@@ -184,7 +184,7 @@ bool kvr__alias_remove(struct lane *ln, struct run *r, struct grip g, uint32_t a
         uint32_t id, objects = 0;
         for (id = h->alias; id; id = at(ln, id)->next) objects++;
         struct rank *rk = ln->rank_of[a->position];
-        for (uint32_t x = i + 1; x < len; x++) kvr__names_del(ln, a->a[x], alias);
+        kvr__names_del(ln, a->a + i + 1, len - i - 1, alias);
         set_len(a, i + 1);
         if (objects >= ALIAS_OBJECTS_MAX) ln->counters.aliases_refused++;
         if (objects >= ALIAS_OBJECTS_MAX || object_new(ln, rk, r, a->poff + i + 1, a->a + i + 1, len - i - 1, &id)) {
@@ -195,7 +195,7 @@ bool kvr__alias_remove(struct lane *ln, struct run *r, struct grip g, uint32_t a
         a->next = id;
         len = i + 1;
     }
-    kvr__names_del(ln, name, alias);
+    kvr__names_del(ln, &name, 1, alias);
     ln->aliases_n--;
     if (i == 0) {
         memmove(a->a, a->a + 1, (len - 1) * 8ul);
@@ -212,10 +212,8 @@ void kvr__alias_cut(struct lane *ln, struct run *r, struct grip g, uint32_t len)
         struct run *a = at(ln, id);
         next = a->next;
         uint32_t keep = a->poff >= len ? 0 : KVR_MIN(kvr__len(a), len - a->poff);
-        for (uint32_t i = keep; i < kvr__len(a); i++) {
-            kvr__names_del(ln, a->a[i], id);
-            ln->aliases_n--;
-        }
+        kvr__names_del(ln, a->a + keep, kvr__len(a) - keep, id);
+        ln->aliases_n -= kvr__len(a) - keep;
         set_len(a, keep);
         if (!keep) unchain(ln, r, g, id);
     }

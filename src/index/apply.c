@@ -15,11 +15,12 @@ enum { STRETCH = 256, APPEND_HOLDERS = 8, DROPPED_MAX = 4096, CLIMB_MAX = 1 << 1
 void kvr__fetch_buckets(const struct lane *ln, const struct kvr_event *ev)
 {
     if (ev->kind == KVR_EVENT_STORED) {
-        for (size_t i = 0; i < ev->blocks_n && i < NAMES_AHEAD; i++) kvr__names_prefetch(ln, ev->blocks[i].block_hash);
-        if (ev->has_parent) kvr__names_prefetch(ln, ev->parent_hash);
+        size_t n = KVR_MIN(ev->blocks_n, (size_t)NAMES_AHEAD);
+        if (n) kvr__names_prefetch(ln, &ev->blocks->block_hash, sizeof *ev->blocks / sizeof(uint64_t), n);
+        if (ev->has_parent) kvr__names_prefetch(ln, &ev->parent_hash, 1, 1);
         else if (ev->blocks_n) kvr__kid_prefetch(ln, kvr__kid_hash(ln, ROOT_RUN, 0, ev->blocks[0].tokens_hash));
     } else if (ev->kind == KVR_EVENT_REMOVED) {
-        for (size_t i = 0; i < ev->removed_n && i < NAMES_AHEAD; i++) kvr__names_prefetch(ln, ev->removed[i]);
+        kvr__names_prefetch(ln, ev->removed, 1, KVR_MIN(ev->removed_n, (size_t)NAMES_AHEAD));
     }
 }
 
@@ -154,10 +155,32 @@ static bool dropped_before(const struct lane *ln, uint64_t name)
     return ln->simd->find_last(ln->dropped, ln->dropped_n, name) != SIZE_MAX;
 }
 
+/* The common removal, in short: the end of a run, tail first, that only this rank holds and behind which it holds nothing. Does nothing
+ * when it returns false. */
+static bool remove_tail(struct lane *ln, struct rank *rk, const uint64_t *names, size_t n)
+{
+    if (!n || ln->predict.pairs_n || ln->walks || rk->remembers) return false;
+    uint32_t id = kvr__names_first(ln, names[0]);
+    if (!id) return false;
+    struct run *r = kvr__run(ln, id);
+    uint32_t len = kvr__len(r), pos = kvr__own_place(r, rk->slot, len);
+    if (pos == NO_PLACE || n >= len || rk->held[pos].kid != NO_PLACE) return false;
+    const uint64_t *last = kvr__names_of(r) + len - 1;
+    for (size_t i = 0; i < n; i++)
+        if (*(last - i) != names[i]) return false;
+    YIELD_POINT();
+    atomic_store_explicit(&r->hold, kvr__hold_word(rk->slot, len - (uint32_t)n, pos), REL);
+    rk->blocks -= n;
+    ln->blocks_n -= n;
+    kvr__run_trim(ln, r);
+    return true;
+}
+
 int kvr__remove(struct lane *ln, struct rank *rk, const uint64_t *names, size_t n)
 {
     int rc = 0;
     ln->dropped_n = 0;
+    if (rk && remove_tail(ln, rk, names, n)) return 0;
     ln->note_leavers = rk && rk->remembers;
     for (size_t i = 0, took; i < n; i += took) {
         struct place p;
@@ -358,8 +381,8 @@ static size_t enter_names(struct store *st, const uint64_t *names, size_t n, uin
     struct lane *ln = st->ln;
     *rc = 0;
     for (size_t i = 0; i < n; i++) {
-        if (i + NAMES_AHEAD < n) kvr__names_prefetch(ln, names[i + NAMES_AHEAD]);
-        if (kvr__names_claim(ln, names[i], id) == 0) continue;
+        i += kvr__names_claim(ln, names + i, n - i, id);
+        if (i == n) break;
         if (ln->simd->find_last(names, i, names[i]) != SIZE_MAX) return i; /* meets itself in the next step */
         *rc = settle(st, names[i], st->run, st->off, false);
         if (*rc == 0 && !st->moved) *rc = kvr__names_put(ln, names[i], id);
@@ -432,7 +455,7 @@ static int branch(struct store *st, uint32_t hash, const uint64_t *locals, const
     if (rc) return rc;
     n = enter_names(st, names, n, r->id, &rc);
     if (n && st->moved && kvr__rank_reserve(ln, rk)) { /* the move emptied the rank's list */
-        for (size_t i = 0; i < n; i++) kvr__names_del(ln, names[i], r->id);
+        kvr__names_del(ln, names, n, r->id);
         n = 0;
         rc = -KVR_ENOMEM;
     }
@@ -515,8 +538,46 @@ static int find_start(struct store *st, const struct kvr_event *ev)
     return 0;
 }
 
+/* The common store, in short: new blocks at the end of a run that only this rank holds and that has no children. Does nothing when it
+ * returns false. */
+static bool append_own(struct lane *ln, struct rank *rk, const struct kvr_event *ev)
+{
+    size_t n = ev->blocks_n;
+    if (!n || !ev->has_parent || ev->has_start_position || ln->predict.pairs_n || ln->stamps) return false;
+    uint32_t id = kvr__names_first(ln, ev->parent_hash);
+    if (!id) return false;
+    struct run *r = kvr__run(ln, id);
+    uint32_t len = kvr__len(r), pos = kvr__own_place(r, rk->slot, len);
+    if (pos == NO_PLACE || r->high != len || r->nkids || len + n > RUN_MAX) return false;
+    if (kvr__names_of(r)[len - 1] != ev->parent_hash) return false;
+    if (kvr__names_reserve(ln, n)) return false;
+    if (len + n > r->cap && kvr__run_resize(ln, &r, len + (uint32_t)n, true)) return false;
+    uint64_t *locals = r->a + len, *names = locals + r->cap;
+    for (size_t i = 0; i < n; i++) {
+        locals[i] = ev->blocks[i].tokens_hash;
+        names[i] = ev->blocks[i].block_hash;
+    }
+    size_t in = kvr__names_claim(ln, names, n, id);
+    if (in < n) { /* a name that may be known, or recurs */
+        kvr__names_del(ln, names, in, id);
+        return false;
+    }
+    uint32_t cut = len + (uint32_t)n;
+    r->high = (uint16_t)cut;
+    atomic_store_explicit(&r->len, r->high, REL);
+    YIELD_POINT();
+    atomic_store_explicit(&r->hold, kvr__hold_word(rk->slot, cut, pos), REL);
+    ln->nodes_n += n;
+    ln->blocks_n += n;
+    rk->blocks += n;
+    rk->last_run = id;
+    rk->last_off = cut;
+    return true;
+}
+
 int kvr__store(struct lane *ln, struct rank *rk, const struct kvr_event *ev)
 {
+    if (append_own(ln, rk, ev)) return 0;
     struct store st = {.ln = ln, .rk = rk};
     uint64_t locals[STRETCH], names[STRETCH];
     int rc = find_start(&st, ev);

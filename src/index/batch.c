@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Applying many events. A software pipeline: while one event is applied, the cache lines that the next ones need
- * are fetched, one stage every LAG events: its arrays, the name table's buckets, their other buckets and the proposed
- * run's reference, the run's header, the ends of the run's arrays. Fetching is only a hint; every stage looks things up again.
+ * are fetched, one stage every LAG events: its arrays, the name table's buckets, the proposed run's reference, the run's header, the ends
+ * of the run's arrays. Fetching is only a hint; every stage looks things up again.
  */
 #include "index/internal.h"
 
@@ -33,11 +33,6 @@ static void fetch_payload(const struct kvr_event *ev)
 static void fetch_ref(struct pipe *p)
 {
     uint64_t name;
-    const struct kvr_event *ev = p->ev;
-    if (ev->kind == KVR_EVENT_STORED)
-        for (size_t i = 0; i < ev->blocks_n && i < NAMES_AHEAD; i++) kvr__names_prefetch_other(p->ln, ev->blocks[i].block_hash);
-    else if (ev->kind == KVR_EVENT_REMOVED)
-        for (size_t i = 0; i < ev->removed_n && i < NAMES_AHEAD; i++) kvr__names_prefetch_other(p->ln, ev->removed[i]);
     p->id = first_name(p->ev, &name) ? kvr__names_first(p->ln, name) : 0;
     if (p->id) __builtin_prefetch(kvr__ref(p->ln, p->id));
 }
@@ -77,6 +72,19 @@ static size_t run_pipe(struct pipe *p, size_t n, int *rc)
     return bad;
 }
 
+/* The pairs of events. To make one lets go of the lock, and what was found before may be gone then. */
+static void find_ranks(struct kvr_index *ix, const struct kvr_event *ev, size_t n, struct rank **rk)
+{
+    bool made = false;
+    for (size_t i = 0; i < n; i++) {
+        rk[i] = kvr__rank_find(ix, ev[i].worker);
+        if (rk[i] || ev[i].kind != KVR_EVENT_STORED) continue;
+        (void)kvr__rank_get(ix, ev[i].worker, &rk[i]);
+        made = true;
+    }
+    for (size_t i = 0; made && i < n; i++) rk[i] = kvr__rank_find(ix, ev[i].worker);
+}
+
 /* Up to WINDOW events: those that need no special care go through the pipe of their lane. */
 static size_t apply_window(struct kvr_index *ix, const struct kvr_event *events, size_t n, int *results)
 {
@@ -85,11 +93,9 @@ static size_t apply_window(struct kvr_index *ix, const struct kvr_event *events,
     int rc[WINDOW];
     uint64_t lanes = 0;
     struct rank *rk[WINDOW];
-    for (size_t i = 0; i < n; i++) (void)kvr__rank_of_event(ix, &events[i], &rk[i]); /* makes ranks: lets go of the lock */
-    for (size_t i = 0; i < n; i++) {
-        rk[i] = kvr__rank_find(ix, events[i].worker);
+    find_ranks(ix, events, n, rk);
+    for (size_t i = 0; i < n; i++)
         if (rk[i]) lanes |= UINT64_C(1) << (rk[i]->lane - ix->lanes);
-    }
     for (; lanes; lanes &= lanes - 1) {
         struct lane *ln = &ix->lanes[__builtin_ctzll(lanes)];
         size_t k = 0;

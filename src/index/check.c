@@ -101,7 +101,6 @@ bool kvr__lane_check(struct lane *ln, const char **why)
 {
     struct sums s = {0};
     for (uint32_t id = IDS_RESERVED; id < ln->ids_top; id++) {
-        if ((id & 0xFFFF) == 0) continue;
         struct run *r = kvr__run(ln, id);
         if (!r || kvr__len(r) == 0 || kvr__is_alias(r)) continue;
         if (!check_run(ln, r, id, &s, why)) return false;

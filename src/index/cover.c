@@ -8,11 +8,6 @@
 
 enum { COVER_MIN = 4 };
 
-static uint64_t inline_word(uint32_t slot, uint32_t cut, uint32_t pos)
-{
-    return (uint64_t)(slot << CUT_BITS | cut) << 32 | (uint64_t)pos << 1 | 1;
-}
-
 static uint64_t hold_w(const struct run *r)
 {
     return atomic_load_explicit(&r->hold, RLX);
@@ -76,7 +71,7 @@ void kvr__cover_pos(struct run *r, uint32_t slot, uint32_t pos)
 {
     struct cover *c = kvr__cover(r);
     if (c) kvr__holder(c, cover_place(c, slot))->pos = pos;
-    else hold_set(r, inline_word(slot, (uint32_t)(hold_w(r) >> 32) & CUT_MASK, pos));
+    else hold_set(r, kvr__hold_word(slot, (uint32_t)(hold_w(r) >> 32) & CUT_MASK, pos));
 }
 
 uint32_t kvr__cover_live(const struct run *r)
@@ -140,14 +135,14 @@ void kvr__cover_add(struct run *r, uint32_t slot, uint32_t cut, uint32_t pos)
 {
     struct cover *c = kvr__cover(r);
     if (c) cover_insert(c, slot, cut, (struct holder){.pos = pos});
-    else hold_set(r, inline_word(slot, cut, pos));
+    else hold_set(r, kvr__hold_word(slot, cut, pos));
 }
 
 void kvr__cover_set(struct run *r, uint32_t slot, struct grip g, uint32_t cut)
 {
     struct cover *c = kvr__cover(r);
     if (c) atomic_store_explicit(&c->e[g.at], slot << CUT_BITS | cut, REL);
-    else hold_set(r, inline_word(slot, cut, (uint32_t)hold_w(r) >> 1));
+    else hold_set(r, kvr__hold_word(slot, cut, (uint32_t)hold_w(r) >> 1));
 }
 
 /* The last one left moves into the word. */
@@ -156,7 +151,7 @@ static void demote(struct lane *ln, struct run *r, struct cover *c)
     uint64_t word = 0;
     for (uint32_t i = 0; i < c->cap; i++) {
         uint32_t e = entry_w(c, i);
-        if (e & CUT_MASK) word = inline_word(e >> CUT_BITS, e & CUT_MASK, kvr__holder(c, i)->pos);
+        if (e & CUT_MASK) word = kvr__hold_word(e >> CUT_BITS, e & CUT_MASK, kvr__holder(c, i)->pos);
     }
     hold_set(r, word);
     kvr__retire_cover(ln, c);

@@ -22,7 +22,7 @@ static void lane_destroy(struct lane *ln)
 {
     for (int i = 0; i < 4; i++) kvr__reclaim(ln, true); /* no reader is inside */
     for (uint32_t id = IDS_RESERVED; id < ln->ids_top; id++) {
-        struct run *r = (id & 0xFFFF) ? kvr__run(ln, id) : NULL;
+        struct run *r = kvr__run(ln, id);
         struct cover *c = r && !kvr__is_alias(r) ? kvr__cover(r) : NULL;
         if (c) kvr__cover_free(ln, c);
     }
@@ -50,6 +50,7 @@ static int lane_init(struct kvr_index *ix, struct lane *ln)
     ln->ix = ix;
     ln->simd = c->portable ? &kvr__simd_portable : kvr__simd_best();
     kvr_mem_init(&ln->mem, &ix->mem.a, 0);
+    ln->arena.off = c->bytes_max != 0;
     ln->tiers.mem = &ln->mem;
     ln->stamps = c->bytes_max || c->rank_capacity || c->evictable;
     ln->seed = kvr_mix64(kvr_secret() + (uint64_t)(ln - ix->lanes));
@@ -303,7 +304,7 @@ static void clear_worker(struct kvr_index *ix, uint64_t worker_id)
 }
 
 /* The rank an event is for; stores make it. ranks_lock is held shared. */
-int kvr__rank_of_event(struct kvr_index *ix, const struct kvr_event *ev, struct rank **out)
+static int rank_of_event(struct kvr_index *ix, const struct kvr_event *ev, struct rank **out)
 {
     if (ev->kind == KVR_EVENT_STORED) return kvr__rank_get(ix, ev->worker, out);
     *out = kvr__rank_find(ix, ev->worker);
@@ -315,7 +316,7 @@ int kvr__apply_alone(struct kvr_index *ix, const struct kvr_event *ev)
 {
     struct rank *rk;
     if (ev->kind == KVR_EVENT_CLEARED && ix->config.clear_worker_wide) clear_worker(ix, ev->worker.worker_id);
-    int rc = kvr__rank_of_event(ix, ev, &rk);
+    int rc = rank_of_event(ix, ev, &rk);
     if (rc) {
         kvr_lock(&ix->lanes[0].lock);
         count_result(&ix->lanes[0], rc);

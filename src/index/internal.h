@@ -4,6 +4,7 @@
  *
  *   ground    simd.c      comparing arrays of hashes: portable and vector paths with equal results
  *             limbo.c     what was unlinked and waits until no reader looks at it
+ *             arena.c     a lane's memory in large pieces
  *             slab.c      memory for runs, by size classes
  *             names.c     one table from block hash to run, for all ranks of a lane
  *             kids.c      one table from (run, offset, local hash) to child run, read without locks
@@ -104,11 +105,17 @@
 #define ACQ memory_order_acquire
 #define REL memory_order_release
 
+#define INLINE static inline __attribute__((always_inline)) /* of loops that are compiled for several cases */
+
+#ifndef KVR_ID_BITS
+#define KVR_ID_BITS 24 /* what an entry of the name table has; the test of the limit takes fewer */
+#endif
+
 enum {
     ROOT_RUN = 0,  /* parent of every first block */
     FLOAT_RUN = 1, /* parent of runs with a start position */
     IDS_RESERVED = 2,
-    ID_BITS = 25, /* run ids; ids whose low 16 bits are 0 are not used (names.c) */
+    ID_BITS = KVR_ID_BITS, /* run ids */
     CUT_BITS = 12,
     CUT_MASK = (1 << CUT_BITS) - 1,
     RUN_MAX = CUT_MASK,       /* blocks of a run */
@@ -201,33 +208,50 @@ struct kid_dir { /* R: replaced when it doubles */
 
 /* ---- name table -------------------------------------------------------------------------------------- */
 
-enum { NAME_SLOTS = 11, NAME_REACH = 33, NAME_TAIL = NAME_REACH, SPILL_HEADS = 4096 };
+enum { NAME_SLOTS = 12 };
 
 struct name_bucket { /* one cache line; see names.c */
     uint16_t tag[NAME_SLOTS];
-    uint16_t id_lo[NAME_SLOTS]; /* 0 = empty */
+    uint16_t id_lo[NAME_SLOTS];
     uint8_t id_hi[NAME_SLOTS];
-    uint8_t over;   /* entries of this home in their other bucket: at most 11 in each of 32 */
-    uint64_t extra; /* 5 bits a slot: 1 of the id, 4 of the tag; the top byte marks what `over` counts */
+    uint8_t n;      /* entries: the first n */
+    uint8_t over;   /* entries of this home that are elsewhere */
+    uint16_t marks; /* of their tags */
 };
 struct name_level { /* one size of the table */
     struct name_bucket **chunk;
     size_t chunks;       /* length of chunk[] */
     unsigned chunk_bits; /* buckets of a chunk: 16 KiB, or 256 KiB in large tables */
-    uint64_t nb;         /* home buckets; NAME_TAIL more follow */
+    uint64_t nb;         /* buckets, even */
 };
 struct name_spill {
     uint32_t m, id, next;
 };
 struct name_table {
     struct name_level now, old; /* old.nb > 0: moving from old to now */
-    uint64_t moved;             /* home buckets of old that have moved */
-    size_t owed;                /* names that came or went since the last group moved */
+    uint64_t moved_m;           /* what has a smaller m is in now */
+    uint64_t moved;             /* buckets of old that have moved */
+    size_t move_every, owed;    /* names for a group, and how many came or went since the last one moved */
     size_t used;
     size_t puts, used_then;   /* insertions since the table last grew, and what it had then */
-    struct name_spill *spill; /* entries that found no room within reach; lists by m % SPILL_HEADS */
+    struct name_spill *spill; /* entries that found no room in their pair; lists by the top bits of m */
     size_t spill_cap, spill_n, spill_top;
     uint32_t *spill_head, spill_free;
+};
+
+/* ---- arena ------------------------------------------------------------------------------------------- */
+
+struct extent {
+    char *raw, *mem; /* as the allocator gave it, and where the grains begin */
+    size_t bytes;
+    uint32_t grains, used;
+    uint32_t first, longest; /* no grain below is free, and no more in a row than that */
+    uint64_t taken[32];      /* a bit for each grain */
+};
+struct arena {
+    struct extent *extents;
+    size_t n, cap, bytes;
+    bool off; /* the index has a cap */
 };
 
 /* ---- slabs ------------------------------------------------------------------------------------------- */
@@ -407,6 +431,7 @@ struct lane {
     const struct simd *simd;
     struct kvr_mem mem;
     size_t mem_high; /* most bytes since memory was last given back to the system */
+    struct arena arena;
     struct slab slab;
     struct name_table names;
     uint64_t seed;
@@ -487,6 +512,11 @@ void kvr__retire_ref_dir(struct lane *ln, struct ref_dir *d);
 void kvr__retire_slot(struct lane *ln, struct rank *carrier);
 struct run *kvr__limbo_next(const struct run *r); /* of a collection */
 
+/* ---- arena.c: pieces of up to 256 KiB, at multiples of 128 */
+void *kvr__arena_get(struct lane *ln, size_t bytes);
+void kvr__arena_put(struct lane *ln, void *p, size_t bytes);
+size_t kvr__arena_round(size_t bytes); /* what a piece takes */
+
 /* ---- slab.c */
 size_t kvr__slab_round(size_t bytes);
 void *kvr__slab_get(struct lane *ln, size_t bytes, uint32_t *page); /* bytes: a rounded size */
@@ -498,11 +528,10 @@ int kvr__names_init(struct lane *ln);
 void kvr__names_destroy(struct lane *ln);
 int kvr__names_reserve(struct lane *ln, size_t more);            /* makes room; moves some old buckets */
 int kvr__names_put(struct lane *ln, uint64_t name, uint32_t id); /* cannot fail after reserve, except spills */
-/* As put, when it is certain at a glance that the name has no other entry; else 1 and nothing is done. */
-int kvr__names_claim(struct lane *ln, uint64_t name, uint32_t id);
-void kvr__names_del(struct lane *ln, uint64_t name, uint32_t id);
-void kvr__names_prefetch(const struct lane *ln, uint64_t name);
-void kvr__names_prefetch_other(const struct lane *ln, uint64_t name); /* when the first line is there */
+/* Name by name as put, while it is certain at a glance that the name has no other entry; returns how many went in. */
+size_t kvr__names_claim(struct lane *ln, const uint64_t *names, size_t n, uint32_t id);
+void kvr__names_del(struct lane *ln, const uint64_t *names, size_t n, uint32_t id);
+void kvr__names_prefetch(const struct lane *ln, const uint64_t *names, size_t step, size_t n); /* every step-th word is a name */
 /* Calls fn for run ids that may have `name`, until it returns true. */
 typedef bool name_visit(void *ctx, uint32_t id);
 bool kvr__names_each(const struct lane *ln, uint64_t name, name_visit *fn, void *ctx);
@@ -576,6 +605,17 @@ static inline struct holder *kvr__holder(struct cover *c, uint32_t at)
 {
     char *after = (char *)c + sizeof *c + c->cap * sizeof c->e[0];
     return (struct holder *)(void *)after + at;
+}
+/* The hold word of a run with one holder, which stands at place `pos` of its list. */
+static inline uint64_t kvr__hold_word(uint32_t slot, uint32_t cut, uint32_t pos)
+{
+    return (uint64_t)(slot << CUT_BITS | cut) << 32 | (uint64_t)pos << 1 | 1;
+}
+/* The place of a run in the list of a rank that alone holds it, all of its `len` blocks by the run's names; else NO_PLACE. */
+static inline uint32_t kvr__own_place(const struct run *r, uint32_t slot, uint32_t len)
+{
+    uint64_t h = atomic_load_explicit(&r->hold, RLX);
+    return h & 1 && h >> 32 == (slot << CUT_BITS | len) ? (uint32_t)h >> 1 : NO_PLACE;
 }
 struct grip kvr__grip(const struct run *r, uint32_t slot);
 uint32_t kvr__grip_alias(const struct run *r, struct grip g);
@@ -755,8 +795,7 @@ void kvr__evict_for_capacity(struct lane *ln, struct rank *rk);
 bool kvr__lane_check(struct lane *ln, const char **why);
 
 /* ---- index.c */
-int kvr__rank_of_event(struct kvr_index *ix, const struct kvr_event *ev, struct rank **out); /* ranks_lock held shared */
-int kvr__apply_alone(struct kvr_index *ix, const struct kvr_event *ev);                      /* ranks_lock held shared */
-int kvr__apply_one(struct lane *ln, struct rank *rk, const struct kvr_event *ev);            /* lane locked */
+int kvr__apply_alone(struct kvr_index *ix, const struct kvr_event *ev);           /* ranks_lock held shared */
+int kvr__apply_one(struct lane *ln, struct rank *rk, const struct kvr_event *ev); /* lane locked */
 
 #endif

@@ -23,7 +23,7 @@ static void fetch_runs(const struct lane *ln, const struct rank *rk, size_t at)
         struct run *r = kvr__run(ln, rk->held[at - CLEAR_LAG].run);
         if (kvr__cover(r)) return; /* others hold it: its names stay */
         kvr__kid_prefetch(ln, kvr__run_hash(ln, r));
-        for (uint32_t i = 0; i < kvr__len(r) && i < NAMES_AHEAD; i++) kvr__names_prefetch(ln, kvr__names_of(r)[i]);
+        kvr__names_prefetch(ln, kvr__names_of(r), 1, KVR_MIN(kvr__len(r), (uint32_t)NAMES_AHEAD));
     }
 }
 

@@ -36,33 +36,39 @@ void kvr__match_touch(const struct lane *ln, struct run_ref *ref)
     if (atomic_load_explicit(&ref->stamp, RLX) != now) atomic_store_explicit(&ref->stamp, now, RLX);
 }
 
-/* Writes entry e of a run whose first m blocks are the query's from pos on, unless a deeper run had its rank.
- * Returns the new number of overlaps; what finds no room is counted only. */
-static inline size_t give(const struct lane *ln, const struct sink *k, size_t n, uint32_t entry, uint32_t pos, uint32_t m)
+/* Writes an entry of a run whose first m blocks are the query's from pos on, unless a deeper run had its rank. first: no deeper run was
+ * looked at; last: no run above will be, so the rank needs no mark. Returns the new number of overlaps; what finds no room is counted only.
+ */
+INLINE size_t give(const struct lane *ln, const struct sink *k, size_t n, uint32_t entry, uint32_t pos, uint32_t m, bool first, bool last)
 {
     uint32_t cut = entry & CUT_MASK, slot = entry >> CUT_BITS;
-    if (!cut || k->written[slot] == k->mark) return n;
-    k->written[slot] = k->mark;
+    if (!cut || (!first && k->written[slot] == k->mark)) return n;
+    if (!last) k->written[slot] = k->mark;
     const struct slot *sl = kvr__slot(ln, slot);
     if (!atomic_load_explicit(&sl->live, ACQ)) return n;
     if (n < k->cap) k->out[n] = (struct kvr_overlap){{sl->worker_id, sl->dp_rank}, pos + KVR_MIN(cut, m)};
     return n + 1;
 }
 
+INLINE size_t give_cover(const struct lane *ln, const struct sink *k, size_t n, const struct cover *c, const struct visit *v, bool first,
+                         bool last)
+{
+    uint32_t pos = v->pos, m = v->m;
+    for (uint32_t i = 0, cap = c->cap; i < cap; i++) n = give(ln, k, n, atomic_load_explicit(&c->e[i], ACQ), pos, m, first, last);
+    return n;
+}
+
 /* Writes the holders of a run. */
-static void give_holders(const struct lane *ln, struct sink *sink, const struct visit *v)
+static void give_holders(const struct lane *ln, struct sink *sink, const struct visit *v, bool first, bool last)
 {
     const struct sink k = *sink; /* a copy, which what is written cannot alias */
     uint64_t h = atomic_load_explicit(&v->run->hold, ACQ);
-    uint32_t pos = v->pos, m = v->m;
-    size_t n = k.n;
-    if (h & 1) {
-        n = give(ln, &k, n, (uint32_t)(h >> 32), pos, m);
-    } else if (h) {
-        const struct cover *c = (const struct cover *)(uintptr_t)h;
-        for (uint32_t i = 0, cap = c->cap; i < cap; i++) n = give(ln, &k, n, atomic_load_explicit(&c->e[i], ACQ), pos, m);
-    }
-    sink->n = n;
+    const struct cover *c = h & 1 ? NULL : (const struct cover *)(uintptr_t)h;
+    if (h & 1) sink->n = give(ln, &k, k.n, (uint32_t)(h >> 32), v->pos, v->m, first, last);
+    else if (!c) return;
+    else if (first && last) sink->n = give_cover(ln, &k, k.n, c, v, true, true);
+    else if (last) sink->n = give_cover(ln, &k, k.n, c, v, false, true);
+    else sink->n = give_cover(ln, &k, k.n, c, v, first, false);
 }
 
 static void walk_start(struct walk *w, const struct lane *ln, const uint64_t *q, size_t n)
@@ -123,10 +129,11 @@ static void walk_on(struct walk *w, struct visit *log, uint32_t room)
  * part before is walked again. */
 static void give_all(struct walk *w, struct sink *k, struct visit *log, uint32_t room)
 {
-    for (;;) {
+    for (bool first = true;; first = false) {
         uint32_t n = KVR_MIN(w->visits_n, room);
-        for (uint32_t i = 1; i <= n; i++) give_holders(w->ln, k, &log[(w->visits_n - i) % room]);
-        if (n == w->visits_n) return;
+        bool all = n == w->visits_n;
+        for (uint32_t i = 1; i <= n; i++) give_holders(w->ln, k, &log[(w->visits_n - i) % room], first && i == 1, all && i == n);
+        if (all) return;
         walk_start(w, w->ln, w->q, log[w->visits_n % room].pos);
         walk_on(w, log, room);
     }

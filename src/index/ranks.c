@@ -61,7 +61,8 @@ static size_t dir_home(const struct kvr_index *ix, struct kvr_worker w)
 static size_t dir_place(const struct kvr_index *ix, struct kvr_worker w)
 {
     size_t mask = ix->ranks_cap - 1, i = dir_home(ix, w);
-    while (ix->ranks[i] && kvr_worker_cmp(ix->ranks[i]->worker, w) != 0) i = (i + 1) & mask;
+    for (const struct rank *rk; (rk = ix->ranks[i]); i = (i + 1) & mask)
+        if (rk->worker.worker_id == w.worker_id && rk->worker.dp_rank == w.dp_rank) break;
     return i;
 }
 

@@ -60,7 +60,6 @@ int kvr__id_get(struct lane *ln, uint32_t *id)
         return 0;
     }
     if (ln->ids_top >> ID_BITS) return -KVR_ECAPACITY;
-    if ((ln->ids_top & 0xFFFF) == 0) ln->ids_top++; /* see names.c */
     if (ln->ids_top >> REF_BITS == ln->refs_n && ref_chunk_new(ln)) return -KVR_ENOMEM;
     *id = ln->ids_top++;
     ln->ids_live++;
@@ -165,10 +164,7 @@ void kvr__run_trim(struct lane *ln, struct run *r)
 {
     uint32_t len = kvr__len(r), top = kvr__cover_max(r);
     if (top == len) return;
-    for (uint32_t i = top; i < len; i++) {
-        if (i + 8 < len) kvr__names_prefetch(ln, r->a[r->cap + i + 8]);
-        kvr__names_del(ln, r->a[r->cap + i], r->id);
-    }
+    kvr__names_del(ln, r->a + r->cap + top, len - top, r->id);
     ln->nodes_n -= len - top;
     atomic_store_explicit(&r->len, (uint16_t)top, REL);
     if (top == 0) unlink_run(ln, r);

@@ -53,8 +53,8 @@ static uint32_t page_new(struct lane *ln, uint32_t cls, size_t size)
     }
     size_t want = s->class_bytes[cls] / PAGE_SHARE;
     want = KVR_MIN(KVR_MAX(want, (size_t)PAGE_MIN), (size_t)PAGE_MAX);
-    size_t objs = KVR_MAX(want / size, (size_t)1);
-    char *mem = kvr_mem_get(&ln->mem, objs * size);
+    size_t objs = kvr__arena_round(KVR_MAX(want, size)) / size;
+    char *mem = kvr__arena_get(ln, objs * size);
     if (!mem) return 0;
     if (p == s->pages_free) s->pages_free = s->pages[p].next;
     else s->pages_top = p;
@@ -69,7 +69,7 @@ static void page_free(struct lane *ln, uint32_t p)
     struct slab *s = &ln->slab;
     struct slab_page *pg = &s->pages[p];
     s->class_bytes[pg->cls] -= pg->bytes;
-    kvr_mem_put(&ln->mem, pg->mem, pg->bytes);
+    kvr__arena_put(ln, pg->mem, pg->bytes);
     *pg = (struct slab_page){.next = s->pages_free};
     s->pages_free = p;
 }
@@ -94,6 +94,7 @@ void *kvr__slab_get(struct lane *ln, size_t bytes, uint32_t *page)
     uint32_t i = pg->free;
     if (i) memcpy(&pg->free, pg->mem + (i - 1) * bytes, sizeof pg->free);
     else i = ++pg->bump;
+    if (pg->free) __builtin_prefetch(pg->mem + (pg->free - 1) * bytes, 1); /* for the next one */
     if (++pg->live == pg->objs) partial_del(s, p);
     *page = p;
     return pg->mem + (i - 1) * bytes;
@@ -129,7 +130,7 @@ void kvr__slab_destroy(struct lane *ln)
 {
     struct slab *s = &ln->slab;
     for (uint32_t p = 1; p <= s->pages_top; p++)
-        if (s->pages[p].mem) kvr_mem_put(&ln->mem, s->pages[p].mem, s->pages[p].bytes);
+        if (s->pages[p].mem) kvr__arena_put(ln, s->pages[p].mem, s->pages[p].bytes);
     kvr_mem_put(&ln->mem, s->pages, s->pages_cap * sizeof *s->pages);
     *s = (struct slab){0};
 }

@@ -292,6 +292,69 @@ static void tables_grow_and_shrink(void **state)
     kvr_index_destroy(ix);
 }
 
+/* Chains of many names, of which two workers hold what they like: the tables grow, shrink and grow again meanwhile, by ends of
+ * chains, by pieces of them and by their heads. */
+enum { CHAINS = 40000, LINKS = 12, HOLDERS = 2 };
+
+static uint64_t link_name(uint32_t chain, uint32_t i)
+{
+    return kvr_mix64((uint64_t)chain << 8 | i) | 1;
+}
+
+static void set_chain(struct kvr_index *ix, struct kvr_rng *rng, uint64_t w, uint32_t chain, uint8_t *held, uint32_t to)
+{
+    struct kvr_block b[LINKS];
+    uint64_t gone[LINKS], parent = *held ? link_name(chain, *held - 1u) : 0;
+    struct kvr_event ev = {.worker = {w, 0}};
+    if (to > *held) {
+        for (uint32_t i = *held; i < to; i++) b[i - *held] = (struct kvr_block){link_name(chain, i), kvr_mix64(link_name(chain, i))};
+        ev.kind = KVR_EVENT_STORED;
+        ev.has_parent = *held > 0;
+        ev.parent_hash = parent;
+        ev.blocks = b;
+        ev.blocks_n = to - *held;
+    } else {
+        bool head = kvr_rng_below(rng, 4) == 0; /* one name, and all behind it goes */
+        for (uint32_t i = to; i < *held; i++) gone[i - to] = link_name(chain, head ? i : *held - 1 - (i - to));
+        ev.kind = KVR_EVENT_REMOVED;
+        ev.removed = gone;
+        ev.removed_n = head && *held > to ? 1 : *held - to;
+    }
+    assert_int_equal(kvr_index_apply(ix, &ev), 0);
+    *held = (uint8_t)to;
+}
+
+static void many_names_come_and_go(void **state)
+{
+    (void)state;
+    static const uint32_t most_kept[] = {1, 12, 6, 1, 12, 2, 0}; /* of a chain, on the whole, by phase */
+    struct kvr_rng rng = {env_u64("KVR_SEED", 1)};
+    uint8_t(*held)[HOLDERS] = calloc(CHAINS, sizeof *held);
+    struct kvr_index *ix;
+    struct kvr_index_stats st;
+    assert_int_equal(kvr_index_create(NULL, &ix), 0);
+    for (size_t phase = 0; phase < KVR_ARRAY_LEN(most_kept); phase++) {
+        for (uint32_t op = 0; op < 3 * CHAINS; op++) {
+            uint32_t chain = kvr_rng_below(&rng, CHAINS), w = kvr_rng_below(&rng, 8) == 0, most = most_kept[phase];
+            set_chain(ix, &rng, w, chain, &held[chain][w], most ? most - kvr_rng_below(&rng, KVR_MIN(most, 4u)) : 0);
+        }
+        size_t blocks = 0;
+        for (uint32_t c = 0; c < CHAINS; c++)
+            for (uint32_t w = 0; w < HOLDERS; w++) {
+                struct kvr_worker who = {w, 0};
+                uint32_t n = held[c][w];
+                blocks += n;
+                assert_true(n == 0 || kvr_index_holds(ix, who, KVR_TIER_DEVICE, link_name(c, n - 1)));
+                assert_true(n == LINKS || !kvr_index_holds(ix, who, KVR_TIER_DEVICE, link_name(c, n)));
+            }
+        kvr_index_stats(ix, &st);
+        assert_int_equal(st.blocks, blocks);
+        check(ix);
+    }
+    kvr_index_destroy(ix);
+    free(held);
+}
+
 /* Hundreds of workers that use one name for different blocks: right answers, whatever it costs. */
 static void one_name_for_many_blocks(void **state)
 {
@@ -456,6 +519,7 @@ int main(void)
         cmocka_unit_test(all_modes_together),
         cmocka_unit_test(memory_may_fail_at_any_moment),
         cmocka_unit_test(tables_grow_and_shrink),
+        cmocka_unit_test(many_names_come_and_go),
         cmocka_unit_test(one_name_for_many_blocks),
         cmocka_unit_test(lanes_are_sticky_and_balanced),
         cmocka_unit_test(limits_are_errors),

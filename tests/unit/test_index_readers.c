@@ -11,6 +11,7 @@
 #include <sched.h>
 #include <stdatomic.h>
 #include <kvroute/index.h>
+#include "index/internal.h"
 #include "base/base.h"
 
 enum { WORKERS = 4, DEPTH = 6, LEAVES = 1 << (DEPTH - 1), NODES = 2 * LEAVES, READERS = 3 };
@@ -284,11 +285,48 @@ static void writers_readers_and_dumps_together(void **state)
     kvr_index_destroy(ix);
 }
 
+/* ---- limits ---------------------------------------------------------------------------------------------------------- */
+
+static int store_alone(struct kvr_index *ix, uint64_t name)
+{
+    struct kvr_block b = {name, name};
+    struct kvr_event ev = {.kind = KVR_EVENT_STORED, .blocks = &b, .blocks_n = 1};
+    return kvr_index_apply(ix, &ev);
+}
+
+/* As many runs as there are ids; one more is refused and counted, what there is stays, and ids that are given back are used again. */
+static void runs_beyond_the_limit_are_refused_and_counted(void **state)
+{
+    (void)state;
+    enum { MOST = (1 << ID_BITS) - IDS_RESERVED, BACK = 1000 };
+    struct kvr_index *ix;
+    struct kvr_index_stats st;
+    const char *why = NULL;
+    assert_int_equal(kvr_index_create(NULL, &ix), 0);
+    for (uint64_t i = 1; i <= MOST; i++) assert_int_equal(store_alone(ix, i), 0);
+    for (uint64_t i = 1; i <= 3; i++) assert_int_equal(store_alone(ix, MOST + i), -KVR_ECAPACITY);
+    assert_int_equal(store_alone(ix, 1), 0); /* which is there */
+    kvr_index_stats(ix, &st);
+    assert_int_equal(st.no_room, 3);
+    assert_int_equal(st.blocks, MOST);
+    for (uint64_t i = 1; i <= BACK; i++) {
+        struct kvr_event rm = {.kind = KVR_EVENT_REMOVED, .removed = &i, .removed_n = 1};
+        assert_int_equal(kvr_index_apply(ix, &rm), 0);
+    }
+    for (int i = 0; i < 4; i++) (void)kvr_index_expire(ix); /* no reader is inside */
+    for (uint64_t i = 1; i <= BACK; i++) assert_int_equal(store_alone(ix, MOST + i), 0);
+    assert_int_equal(store_alone(ix, 1), -KVR_ECAPACITY);
+    for (uint64_t i = BACK + 1; i <= MOST + BACK; i++) assert_true(kvr_index_holds(ix, (struct kvr_worker){0}, KVR_TIER_DEVICE, i));
+    if (!kvr_index_validate(ix, &why)) fail_msg("%s", why);
+    kvr_index_destroy(ix);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(matches_were_true_at_some_moment),
         cmocka_unit_test(writers_readers_and_dumps_together),
+        cmocka_unit_test(runs_beyond_the_limit_are_refused_and_counted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
