@@ -11,7 +11,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/log.h"
 #include "net/http/listen.h"
 #include "wire/prom_page.h"
 
