@@ -131,7 +131,7 @@ void *kvr__arena_get(struct lane *ln, size_t bytes)
     struct arena *a = &ln->arena;
     uint32_t n = grains(bytes), at = NO_ROOM;
     if (a->off) return alone_get(ln, bytes);
-    struct extent *x = a->extents, *end = x + a->n;
+    struct extent *x = a->extents, *end = x ? x + a->n : NULL;
     for (; x < end; x++)
         if (x->longest >= n && (at = find_room(x, n)) != NO_ROOM) break;
     if (at == NO_ROOM) {
@@ -150,7 +150,7 @@ void kvr__arena_put(struct lane *ln, void *p, size_t bytes)
         alone_put(ln, p, bytes);
         return;
     }
-    struct extent *x = a->extents, *end = x + a->n;
+    struct extent *x = a->extents, *end = x ? x + a->n : NULL;
     while (x < end && (uintptr_t)p - (uintptr_t)x->mem >= (size_t)x->grains * GRAIN) x++;
     KVR_ASSERT(x < end);
     uint32_t at = (uint32_t)((size_t)((char *)p - x->mem) / GRAIN);

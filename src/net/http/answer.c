@@ -80,7 +80,7 @@ static void send_raw(struct kvr_http_conn *c, uv_buf_t *bufs, unsigned n)
     w->len = 0;
     for (unsigned i = 0; i < n; i++) {
         size_t skip = KVR_MIN(sent, bufs[i].len);
-        memcpy(w->data + w->len, bufs[i].base + skip, bufs[i].len - skip);
+        if (skip < bufs[i].len) memcpy(w->data + w->len, bufs[i].base + skip, bufs[i].len - skip);
         w->len += bufs[i].len - skip;
         sent -= skip;
     }
