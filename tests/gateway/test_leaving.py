@@ -2,6 +2,7 @@
 """A client, an engine or Envoy itself leaves, at any moment: nothing stays booked, and no stream open."""
 import asyncio
 import collections
+import contextlib
 import json
 import os
 import random
@@ -122,6 +123,12 @@ def test_envoy_is_killed(gateway, start, mode):
     gone(again, picker)
 
 
+async def first_byte(reader, patience):
+    """Or so many seconds without one."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(reader.read(1), patience)
+
+
 KINDS = ("upload", "at once", "moment", "piece", "whole")  # when a client leaves
 
 
@@ -145,7 +152,7 @@ class Crowd:
             writer.write(sent[:-len(body) // 2] if kind == "upload" else sent)
             await writer.drain()
             if kind in ("upload", "moment"):
-                await asyncio.sleep(rng.random() * (0.02 if kind == "upload" else 0.2))
+                await first_byte(reader, rng.random() * (0.02 if kind == "upload" else 0.2))
             elif kind in ("piece", "whole"):
                 status, head = await read_head(reader)
                 assert status == 200 and b"x-kvroute-worker" in head, head
