@@ -539,6 +539,14 @@ static int find_start(struct store *st, const struct kvr_event *ev)
     return 0;
 }
 
+/* What is held up to st's place, and what the store adds, is not given up for what else it adds. */
+static void begin(struct store *st)
+{
+    kvr__predict_begin(st->ln);
+    st->rk->last_run = st->run;
+    st->rk->last_off = st->off;
+}
+
 /* The common store, in short: new blocks at the end of a run that only this rank holds and that has no children. Does nothing when it
  * returns false. */
 static bool append_own(struct lane *ln, struct rank *rk, const struct kvr_event *ev)
@@ -582,6 +590,7 @@ int kvr__store(struct lane *ln, struct rank *rk, const struct kvr_event *ev)
     struct store st = {.ln = ln, .rk = rk};
     uint64_t locals[STRETCH], names[STRETCH];
     int rc = find_start(&st, ev);
+    if (rc == 0) begin(&st);
     for (size_t i = 0, n; i < ev->blocks_n && rc == 0; i += n) {
         n = KVR_MIN(ev->blocks_n - i, (size_t)STRETCH);
         for (size_t j = 0; j < n; j++) {
@@ -598,7 +607,7 @@ int kvr__store_predicted(struct lane *ln, struct rank *rk, const uint64_t *local
 {
     struct store st = {.ln = ln, .rk = rk, .run = ROOT_RUN, .expiry = expiry};
     int rc = 0;
-    kvr__predict_begin(ln);
+    begin(&st);
     for (size_t i = 0, k; i < n && rc == 0; i += k) {
         k = KVR_MIN(n - i, (size_t)STRETCH);
         rc = store_chunk(&st, locals + i, names + i, k);

@@ -109,8 +109,8 @@ void kvr__evict_for_capacity(struct lane *ln, struct rank *rk)
     }
 }
 
-/* Some rank with blocks: the one of the oldest run among samples of ranks. */
-static struct rank *stalest_rank(struct lane *ln)
+/* Some rank with blocks, other than `but`: the one of the oldest run among samples of ranks. */
+static struct rank *stalest_rank(struct lane *ln, const struct rank *but)
 {
     uint32_t top = atomic_load_explicit(&ln->slots_top, RLX), best_age = 0;
     struct rank *best = NULL;
@@ -118,7 +118,7 @@ static struct rank *stalest_rank(struct lane *ln)
     for (uint32_t i = 0, from = chance(ln, top), seen = 0; i < top && seen < SAMPLES; i++) {
         uint32_t s = (from + i) % top;
         struct rank *rk = s ? ln->rank_of[s] : NULL; /* slot 0 is not used */
-        if (!rk || rk->held_n == 0) continue;
+        if (!rk || rk == but || rk->held_n == 0) continue;
         uint32_t a = age(ln, rk->held[chance(ln, (uint32_t)rk->held_n)].run);
         if (!best || a > best_age) {
             best = rk;
@@ -129,18 +129,20 @@ static struct rank *stalest_rank(struct lane *ln)
     return best;
 }
 
-bool kvr__evict_for_bytes(struct lane *ln)
+bool kvr__evict_for_bytes(struct lane *ln, const struct rank *storing)
 {
     size_t want = ln->blocks_n / 64 + 1, gone = 0;
+    const struct rank *spent = NULL; /* `storing`, when all it has left is what it stores */
     if (ln->predict.blocks) {
-        gone = kvr__predict_prune(ln, ln->predict.blocks - ln->predict.blocks / 8 - 1);
+        gone = kvr__predict_prune(ln, ln->predict.blocks - ln->predict.blocks / 8 - 1, storing != NULL);
         ln->counters.pruned += gone;
     }
     while (ln->stamps && gone < want) {
-        struct rank *rk = stalest_rank(ln);
+        struct rank *rk = stalest_rank(ln, spent);
         if (!rk) break;
         size_t n = give(ln, rk, want - gone);
-        if (!n) rk->last_run = 0;
+        if (!n && rk == storing) spent = rk;
+        else if (!n) rk->last_run = 0;
         ln->counters.evicted_bytes += n;
         gone += n;
     }

@@ -18,11 +18,11 @@ size_t kvr__predict_expire(struct lane *ln, uint64_t now, size_t most)
     return n;
 }
 
-size_t kvr__predict_prune(struct lane *ln, size_t target)
+size_t kvr__predict_prune(struct lane *ln, size_t target, bool not_the_last)
 {
     struct predict *p = &ln->predict;
     size_t n = 0;
-    while (p->head && p->blocks > target) n += give_first(ln, p->blocks - target);
+    while ((not_the_last ? p->mark : p->head) && p->blocks > target) n += give_first(ln, p->blocks - target);
     return n;
 }
 
@@ -30,5 +30,5 @@ size_t kvr__predict_keep_within(struct lane *ln, size_t max, size_t target, size
 {
     struct predict *p = &ln->predict;
     p->pruning = p->pruning ? p->blocks > target : p->blocks > max;
-    return p->pruning ? kvr__predict_prune(ln, KVR_MAX(target, p->blocks - KVR_MIN(p->blocks, most))) : 0;
+    return p->pruning ? kvr__predict_prune(ln, KVR_MAX(target, p->blocks - KVR_MIN(p->blocks, most)), false) : 0;
 }

@@ -9,6 +9,7 @@
 #define DEFAULT_TIER_TTL_NS UINT64_C(3600000000000)
 #define TRIM_BYTES          ((size_t)8 << 20)
 
+enum { STORE_TRIES = 2048 };
 enum {
     SLICE = 4096,
     SLICE_OF_AN_EVENT = 256,
@@ -66,7 +67,7 @@ static void keep_cap(struct lane *ln)
     kvr_lock(&ln->lock);
     for (int idle = 0; ln->mem.bytes > ln->mem.bytes_max && idle < 8;) {
         size_t before = ln->mem.bytes;
-        if (!kvr__evict_for_bytes(ln)) break;
+        if (!kvr__evict_for_bytes(ln, NULL)) break;
         idle = ln->mem.bytes < before ? 0 : idle + 1;
     }
     kvr_unlock(&ln->lock);
@@ -208,13 +209,20 @@ static void count_result(struct lane *ln, int rc)
     }
 }
 
-/* When memory is short, old blocks go until the store fits; a repeated store changes nothing it has done. */
+/* When memory is short, old blocks go, and the store is to be tried once more: a repeated store changes nothing it has done. Each time
+ * 1/64 goes, of any lane all within STORE_TRIES. */
+static bool make_room(struct lane *ln, const struct rank *rk, int rc, unsigned *tries)
+{
+    return rc == -KVR_ENOMEM && (*tries)++ < STORE_TRIES && kvr__evict_for_bytes(ln, rk);
+}
+
 static int store(struct lane *ln, struct rank *rk, const struct kvr_event *ev)
 {
     int rc;
+    unsigned tries = 0;
     size_t before = rk->blocks;
-    while ((rc = kvr__store(ln, rk, ev)) == -KVR_ENOMEM && kvr__evict_for_bytes(ln)) {
-    }
+    do rc = kvr__store(ln, rk, ev);
+    while (make_room(ln, rk, rc, &tries));
     size_t more = rk->blocks > before ? rk->blocks - before : 0;
     rk->turnover.stored += more;
     ln->counters.stored_blocks += more;
@@ -355,8 +363,9 @@ int kvr_index_record(struct kvr_index *ix, struct kvr_worker w, const uint64_t *
         size_t max = ix->config.predicted_max / KVR_MIN((size_t)ix->lanes_n, ix->ranks_n); /* of the lanes that have a rank */
         kvr_lock(&ln->lock);
         if (ln->stamps) kvr__evict_tick(ln);
-        while ((rc = kvr__store_predicted(ln, rk, locals, seqs, locals_n, expiry)) == -KVR_ENOMEM && kvr__evict_for_bytes(ln)) {
-        }
+        unsigned tries = 0;
+        do rc = kvr__store_predicted(ln, rk, locals, seqs, locals_n, expiry);
+        while (make_room(ln, rk, rc, &tries));
         if (ix->config.predicted_max)
             ln->counters.pruned +=
                 kvr__predict_keep_within(ln, max, (size_t)((double)max * ix->config.prune_target_ratio), 2 * locals_n + SLICE_OF_PRUNING);

@@ -777,7 +777,8 @@ size_t kvr__predict_expire(struct lane *ln, uint64_t now, size_t most);
 /* From when there are more than `max` until there are no more than `target`, gives up the oldest, `most` at a time: giving up all at once
  * takes as long as there are many, and everybody who records waits. Returns: how many. */
 size_t kvr__predict_keep_within(struct lane *ln, size_t max, size_t target, size_t most);
-size_t kvr__predict_prune(struct lane *ln, size_t target);
+/* not_the_last: what came since kvr__predict_begin stays. */
+size_t kvr__predict_prune(struct lane *ln, size_t target, bool not_the_last);
 
 /* ---- leaving.c */
 void kvr__rank_clear(struct lane *ln, struct rank *rk); /* gives up every device block at once (R3) */
@@ -787,7 +788,8 @@ size_t kvr__drain(struct lane *ln, size_t blocks); /* gives back about so many b
 void kvr__leaving_destroy(struct lane *ln);
 
 /* ---- evict.c */
-bool kvr__evict_for_bytes(struct lane *ln); /* false: nothing left to give */
+/* `storing`: a rank whose store is short of memory: what that store has done so far stays. false: nothing left to give. */
+bool kvr__evict_for_bytes(struct lane *ln, const struct rank *storing);
 void kvr__evict_tick(struct lane *ln);
 void kvr__evict_for_capacity(struct lane *ln, struct rank *rk);
 

@@ -155,7 +155,7 @@ def odd_worker(sc):
 def small_limits(sc):
     """A small index, and room for few bodies."""
     m = sc.start(Mock)
-    s = sc.start(Serve, [m], "--index-max-bytes", "1MiB", "--max-bodies-bytes", "64KiB")
+    s = sc.start(Serve, [m], "--index-max-bytes", "256KiB", "--max-bodies-bytes", "64KiB")
     sc.start(Asking, lambda i: (s.complete(random.Random(i).sample(range(50000), 3200), max_tokens=1),
                                 call(s.port, "POST", "/v1/completions", b'{"prompt":"' + b"x" * 200000 + b'"}')))
     return s

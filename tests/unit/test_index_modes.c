@@ -148,6 +148,44 @@ static void the_byte_cap_can_be_lowered(void **state)
     kvr_index_destroy(ix);
 }
 
+/* Stores that the cap has no room for, by little or by much: told so, and what went in is found. Decisions among them. */
+static void a_store_that_the_cap_has_no_room_for_ends(void **state)
+{
+    (void)state;
+    enum { LONG = 3000 };
+    static uint64_t locals[LONG], seq[LONG];
+    static struct kvr_block b[LONG];
+    for (int decisions = 0; decisions <= 2; decisions++)
+        for (size_t cap = 50000, fitted = 0; fitted < 4; cap += 3000) {
+            struct failing_alloc fa = {.fail_at = -1};
+            struct kvr_index_config c = {
+                .alloc = &(struct kvr_alloc){failing_resize, &fa}, .ttl_ns = 1000000000, .bytes_max = cap, .lanes = 1};
+            struct kvr_index *ix;
+            struct kvr_index_reader *rd;
+            struct kvr_overlap out[4];
+            int rc = 0;
+            assert_int_equal(kvr_index_create(&c, &ix), 0);
+            assert_int_equal(kvr_index_reader_create(ix, &rd), 0);
+            for (uint64_t e = 0; e < 12; e++) {
+                size_t n = e % 3 == 2 ? LONG : 200;
+                struct kvr_worker w = {e % 2, 0};
+                for (size_t i = 0; i < n; i++) locals[i] = kvr_mix64(e << 32 | i);
+                kvr_hash_sequence(locals, n, seq);
+                for (size_t i = 0; i < n; i++) b[i] = (struct kvr_block){seq[i], locals[i]};
+                struct kvr_event ev = {.worker = w, .blocks = b, .blocks_n = n};
+                bool decision = decisions == 2 || (decisions && e % 4 == 1);
+                rc = decision ? kvr_index_record(ix, w, locals, n, seq, n) : kvr_index_apply(ix, &ev);
+                assert_true(rc == 0 || rc == -KVR_ENOMEM);
+                long found = kvr_index_match(rd, locals, n, out, 4);
+                assert_true(rc ? found <= 1 : found == 1 && out[0].depth == n);
+                check(ix);
+            }
+            fitted += rc == 0;
+            kvr_index_destroy(ix);
+            assert_int_equal(fa.live, 0);
+        }
+}
+
 /* ---- everything at once ------------------------------------------------------------------------------------------ */
 
 /* Events, decisions, expiry, capacities and a byte cap in one index; names shared and own. What is checked: nothing
@@ -516,6 +554,7 @@ int main(void)
         cmocka_unit_test(capacities_are_kept_and_recent_blocks_stay),
         cmocka_unit_test(capacity_needs_stamps),
         cmocka_unit_test(the_byte_cap_can_be_lowered),
+        cmocka_unit_test(a_store_that_the_cap_has_no_room_for_ends),
         cmocka_unit_test(all_modes_together),
         cmocka_unit_test(memory_may_fail_at_any_moment),
         cmocka_unit_test(tables_grow_and_shrink),
