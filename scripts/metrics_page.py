@@ -13,7 +13,7 @@ os.environ.setdefault("KVROUTE", os.path.join(ROOT, "build/release/kvroute"))
 SHORT = {"RANK": {"dp_rank", "worker_id"}, "PARTITION": {"block_size", "model", "routing_group"}}  # labels that go together, as the page says
 BEGIN, END = "<!-- scripts/metrics_page.py writes from here -->\n", "<!-- to here -->\n"
 SECTIONS = [
-    ("Requests by model", r"(request_(first|duration|ends)|requests_(running|waiting)|time_to_first|inter_token|time_per_out|queue_wait_|tokenize_seconds|model_names)"),
+    ("Requests by model", r"(request_(first|duration|ends)|slo_|requests_(running|waiting)|time_to_first|inter_token|time_per_out|queue_wait_|tokenize_seconds|model_names)"),
     ("Requests and tokens by model and worker", r"(requests_total|(predicted_cached|actual_cached|prompt|input|output)_tokens_total|computed_blocks)"),
     ("Workers", r"(worker_|roster_)"),
     ("What engines say of themselves", r"engine_"),

@@ -18,7 +18,7 @@ PROMPT = "the same words again and again " * 20
 # Every member that a line may have, as docs/guides/observe.md tells them.
 MEMBERS = set("""time id client key method path protocol status ending model served_model stream prompt_tokens predicted_cached_tokens
 cached_tokens completion_tokens worker_id dp_rank prefill_worker_id prefill_dp_rank overlap_blocks overlap_tiers reason attempts tokenize_ms queue_ms
-choose_us connect_ms ttft_ms worker_ttft_ms itl_mean_ms itl_max_ms total_ms bytes_in bytes_out session trace_id""".split())
+choose_us connect_ms slo_ttft_ms ttft_ms worker_ttft_ms itl_mean_ms itl_max_ms total_ms bytes_in bytes_out session trace_id""".split())
 COMBINED = re.compile(rb'(\S+) - (\S+) \[(\d\d/[A-Z][a-z]{2}/\d{4}:\d\d:\d\d:\d\d \+0000)\] "((?:[^"\\]|\\.)*)" (\d{3}) (\d+) "-" "-"((?: [a-z_]+=(?:[^ "]+|"(?:[^"\\]|\\.)*"))*)')
 
 
@@ -80,6 +80,20 @@ def test_a_plain_answer_and_a_stream_have_a_line_with_what_is_known_of_them(star
     assert stream["itl_max_ms"] >= stream["itl_mean_ms"] >= 0 and stream["total_ms"] >= stream["ttft_ms"] >= stream["worker_ttft_ms"] > 0
     text = log.file.read_text()
     assert "secret-session" not in text and "again and again" not in text
+
+
+def test_whether_a_client_got_the_first_token_when_it_would_have_it_is_told(start, log):
+    s = start(Serve, [start(Mock)], *log.options())
+    asked = (60_000, 0.001, None)
+    for ms in asked:
+        c, r = read_sse(s.port, {"prompt": PROMPT, "max_tokens": 2, "stream": True}, {} if ms is None else {"x-slo-ttft-ms": str(ms)})
+        r.read()
+        c.close()
+    assert tuple(line.get("slo_ttft_ms") for line in log.lines(3)) == asked
+    assert tuple(d.get("slo_ttft_ms") for d in reversed(s.get("/decisions"))) == asked
+    assert [s.metric("slo_ttft_total", outcome=o) for o in ("kept", "missed")] == [1, 1]
+    for bad in ("0", "-1", "soon", "nan", "1e10", "1" * 40):
+        assert s.complete(PROMPT, headers={"x-slo-ttft-ms": bad}).status == 400
 
 
 def test_what_the_router_answers_or_refuses_itself_has_a_line(start, log):
@@ -293,7 +307,7 @@ def test_the_documentation_tells_each_member_and_its_lines_are_lines():
     assert {m for row in table.splitlines()[2:] for m in re.findall("`([a-z_]+)`", row.split("|")[1])} == MEMBERS
     (line,) = re.findall("(?m)^\\{.*", DOC)
     told = json.loads(line, object_pairs_hook=unique)
-    assert set(told) == MEMBERS - {"key", "prefill_worker_id", "prefill_dp_rank", "overlap_tiers"}
+    assert set(told) == MEMBERS - {"key", "slo_ttft_ms", "prefill_worker_id", "prefill_dp_rank", "overlap_tiers"}
     (combined,) = re.findall('(?m)^10.0.0.7 - .*', DOC)
     m = COMBINED.fullmatch(combined.encode())
     assert m and set(pairs_of(m[7])) <= {k.encode().decode() for k in MEMBERS}

@@ -143,13 +143,14 @@ static void put_worker(struct line *l, const struct request *r, const struct att
     put_str(l, "reason", p->reason);
 }
 
-static void put_times(struct line *l, const struct telemetry *n, const struct attempt *p, const struct attempt *a)
+static void put_times(struct line *l, const struct telemetry *n, const struct request *r, const struct attempt *p, const struct attempt *a)
 {
     uint64_t first = a && a->first_ns ? a->first_ns : 0;
     put_ms(l, "tokenize_ms", n->phase_ns[PHASE_TOKENS]);
     put_ms(l, "queue_ms", n->phase_ns[PHASE_PARKED] + (p ? p->result.waited_ns : 0));
     if (p) put_scaled(l, "choose_us", p->result.times.total);
     if (a && a->connect_ns) put_ms(l, "connect_ms", a->connect_ns);
+    if (r->slo_ttft_ms > 0) put_ms(l, "slo_ttft_ms", (uint64_t)(r->slo_ttft_ms * 1e6));
     if (first) put_ms(l, "ttft_ms", between(n->began_ns, first));
     if (first) put_ms(l, "worker_ttft_ms", between(a->sent_ns, first));
     if (!first || !a->generated) return;
@@ -166,7 +167,7 @@ static void put_request(struct line *l, const struct telemetry *n, const struct 
     if (p) put_tokens(l, r, p, a);
     if (p) put_worker(l, r, p, a);
     put_u64(l, "attempts", r->tries + (a && a->state != ATTEMPT_FAILED));
-    put_times(l, n, p, a);
+    put_times(l, n, r, p, a);
 }
 
 /* The same session has the same hash for the life of the process, and nobody can find the id to it. */

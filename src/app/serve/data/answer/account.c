@@ -506,6 +506,7 @@ static void record_decision(const struct attempt *a)
                          .cost = a->result.cost,
                          .waited_ms = (double)a->result.waited_ns / 1e6,
                          .ttft_ms = a->ttft_ms,
+                         .slo_ms = r->slo_ttft_ms,
                          .other_ms = a->other_ms,
                          .table = a->table};
     memcpy(d.tier_blocks, a->result.tier_blocks, sizeof d.tier_blocks);

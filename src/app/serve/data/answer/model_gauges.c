@@ -76,7 +76,9 @@ void model_gauges_first_token(const struct attempt *a, uint64_t now_ns)
     struct model_counts *m = r->gauges.of;
     if (!m || !a->is_sse || r->status >= 400) return;
     kvr_histogram_add(&m->ttft, (double)(now_ns - legs_computed(r)->sent_ns) / 1e9);
-    kvr_histogram_add(&m->first_token, (double)(now_ns - r->gauges.arrived_ns) / 1e9);
+    double ms = (double)(now_ns - r->gauges.arrived_ns) / 1e6;
+    kvr_histogram_add(&m->first_token, ms / 1e3);
+    if (r->slo_ttft_ms > 0) atomic_fetch_add_explicit(ms <= r->slo_ttft_ms ? &m->slo_kept : &m->slo_missed, 1, memory_order_relaxed);
 }
 
 static void count_end(struct request *r)

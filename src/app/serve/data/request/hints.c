@@ -31,9 +31,9 @@ struct kvr_text hint_get(const struct kvr_headers *h, enum hint hint)
 /* Those that say something to the router, name the request, or say how its body is to be read. */
 static bool is_hint(struct kvr_text name)
 {
-    static const char *const beginnings[] = {"x-kvroute-",        "x-dynamo-", "x-prefill-",           "x-request-",
-                                             "x-session-",        "x-worker-", "x-data-parallel-rank", "x-gateway-inference-",
-                                             "x-llm-d-inference-"};
+    static const char *const beginnings[] = {"x-kvroute-",         "x-dynamo-", "x-prefill-",           "x-request-",
+                                             "x-session-",         "x-worker-", "x-data-parallel-rank", "x-gateway-inference-",
+                                             "x-llm-d-inference-", "x-slo-"};
     if (!kvr_text_begins_nocase(name, "x-")) return kvr_text_begins_nocase(name, "content-type");
     for (size_t i = 0; i < KVR_ARRAY_LEN(beginnings); i++)
         if (kvr_text_begins_nocase(name, beginnings[i])) return true;
@@ -72,15 +72,21 @@ static bool contradict(const struct kvr_headers *h)
 
 /* ---- each of them ------------------------------------------------------------------------------------ */
 
+/* Is it a number from `least` to 1e9? */
+static bool read_number(struct kvr_text t, double least, double *out)
+{
+    char s[32] = {0}, *end;
+    memcpy(s, t.ptr, KVR_MIN(t.len, sizeof s - 1));
+    *out = strtod(s, &end);
+    return end != s && !*end && *out >= least && *out <= 1e9;
+}
+
 /* Each returns what is wrong with what it reads, or NULL. */
 static const char *read_priority(struct request *r, const struct kvr_headers *h)
 {
-    struct kvr_text priority = hint_get(h, HINT_PRIORITY);
-    char s[32] = {0}, *end;
-    if (!priority.ptr) return NULL;
-    memcpy(s, priority.ptr, KVR_MIN(priority.len, sizeof s - 1));
-    r->priority = strtod(s, &end);
-    if (end == s || *end || !(r->priority >= -1e9 && r->priority <= 1e9)) return "x-request-priority must be a number";
+    struct kvr_text priority = hint_get(h, HINT_PRIORITY), slo = kvr_headers_get(h, "x-slo-ttft-ms");
+    if (priority.ptr && !read_number(priority, -1e9, &r->priority)) return "x-request-priority must be a number";
+    if (slo.ptr && !read_number(slo, 1e-3, &r->slo_ttft_ms)) return "x-slo-ttft-ms must be a number of milliseconds above 0";
     if (r->priority < 0) r->priority = 0;
     return NULL;
 }

@@ -245,6 +245,7 @@ struct request {
     enum wish wish;
     double priority;
     uint32_t strict_priority;
+    double slo_ttft_ms; /* the client's own objective; 0: none */
 
     /* What its body says: READING */
     char model[MODEL_MAX];        /* that serves it */

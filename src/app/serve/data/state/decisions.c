@@ -130,6 +130,7 @@ static void put_decision(struct kvr_buf *b, const struct decision *d, const stru
     kvr_json_put_u64(b, "predicted_cached_tokens", d->cached_tokens);
     put_u64_or_null(b, "actual_cached_tokens", d->has_actual, d->actual_cached);
     kvr_json_printf(b, "'queued_ms':%g,'ttft_ms':%g,'other_ttft_ms':%g", d->waited_ms, d->ttft_ms, d->other_ms >= 0 ? d->other_ms : NAN);
+    if (d->slo_ms > 0) kvr_json_printf(b, "'slo_ttft_ms':%g", d->slo_ms);
     if (legs) put_legs(b, legs, table);
     if (table) put_table(b, &d->table);
     kvr_json_close(b, '}');

@@ -44,6 +44,7 @@ struct decision {
     uint32_t held_blocks, tier_blocks[KVR_TIER_COUNT]; /* as in struct kvr_router_result */
     bool has_actual;
     double best_blocks, effective_blocks, cost, waited_ms, ttft_ms;
+    double slo_ms;   /* what the client would have: x-slo-ttft-ms; 0: it has not said */
     double other_ms; /* what the best other candidate would have taken to the first token; negative: not compared */
     struct decision_table table;
 };

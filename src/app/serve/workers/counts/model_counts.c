@@ -176,6 +176,14 @@ static void put_ends(void *ctx, const struct model_counts *m)
                          atomic_load_explicit(&m->ends[i], memory_order_relaxed));
 }
 
+static void put_slo(void *ctx, const struct model_counts *m)
+{
+    kvr_prom_put_u64(ctx, KVR_PROM_PAIRS(MODEL_OF(m), KVR_PROM_TEXT("outcome", "kept")),
+                     atomic_load_explicit(&m->slo_kept, memory_order_relaxed));
+    kvr_prom_put_u64(ctx, KVR_PROM_PAIRS(MODEL_OF(m), KVR_PROM_TEXT("outcome", "missed")),
+                     atomic_load_explicit(&m->slo_missed, memory_order_relaxed));
+}
+
 void model_counts_metrics(struct workers *ws, struct kvr_prom_page *b)
 {
     foresee(ws);
@@ -196,4 +204,6 @@ void model_counts_metrics(struct workers *ws, struct kvr_prom_page *b)
         "Requests by how they ended: whole answers by their finish_reason (untold: none was seen), errors that a worker answered, "
         "answers broken off, requests whose workers failed before a byte, requests refused here, clients that left");
     model_counts_each(ws, put_ends, b);
+    kvr_prom_family(b, "kvroute_", "slo_ttft_total", "counter", "Streams with x-slo-ttft-ms, by whether the first event came within it");
+    model_counts_each(ws, put_slo, b);
 }

@@ -56,8 +56,9 @@ struct model_counts {
     struct kvr_histogram tokenize[MADE_BY_N];
     _Atomic int64_t running, waiting;
     _Atomic uint64_t ends[ENDS_N];
-    _Atomic uint64_t input, output;   /* tokens */
-    _Atomic uint64_t queried, cached; /* prompt tokens of answers that told of cached ones, and those */
+    _Atomic uint64_t slo_kept, slo_missed; /* streams with an objective of their own for the first token */
+    _Atomic uint64_t input, output;        /* tokens */
+    _Atomic uint64_t queried, cached;      /* prompt tokens of answers that told of cached ones, and those */
 };
 
 struct model_table *model_counts_create(void); /* NULL: out of memory */
