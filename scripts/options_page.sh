@@ -17,6 +17,8 @@ tidy() {
       if ($2 == "`DYN_" name "`") $2 = "`DYN_`"
       $1 = $1 ($2 == "" ? "" : ", " $2)
       sub(/^whole number, /, "", $4)
+      if ($4 ~ /^number, .* to (3600|86400|864000|31536000)$/) { sub(/, /, ", from ", $4); sub(/ to .*/, "", $4) }
+      sub(/, from 0$/, "", $4)
       for (i = 6; i <= NF; i++) $5 = $5 OFS $i
       print $1, $3, $4, $5; next
     }
@@ -42,11 +44,11 @@ for c in serve select publish; do $k $c --help=markdown >"$page.$c"; done
   cat <<'END'
 # Options of serve, select and publish
 
-Written by `make options-page` from the program's tables; a test compares. Flag beats environment beats YAML file
-(`--config FILE`) beats default. The environment name of `some-option` is `KVROUTE_SOME_OPTION`; it beats the other one,
-NVIDIA Dynamo's or OpenTelemetry's, which stands behind the option: `DYN_` alone for `DYN_SOME_OPTION`. A boolean is
-`--name`, `--no-name` or `--name=VALUE`. A range is one of whole numbers where it does not say `number`. `none` and
-`null` stand for -1 where -1 means off. [config.md](../guides/config.md) shows files, and how to check them.
+Flag beats environment beats YAML file (`--config FILE`) beats default. The environment name of `some-option` is
+`KVROUTE_SOME_OPTION`; it beats the other one, NVIDIA Dynamo's or OpenTelemetry's, which stands behind the option:
+`DYN_` alone for `DYN_SOME_OPTION`. A boolean is `--name`, `--no-name` or `--name=VALUE`. A range is one of whole
+numbers where it does not say `number`, which alone is one from 0 on. `none` and `null` stand for -1 where -1 means off.
+[config.md](../guides/config.md) shows files.
 
 ## kvroute serve
 

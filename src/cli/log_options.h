@@ -18,7 +18,7 @@
          0,                                                                                                                                \
          0,                                                                                                                                \
          KVR_LOG_FORMATS,                                                                                                                  \
-         "lines on stderr: time, level and message as text, or one JSON object each",                                                      \
+         "lines on stderr: text, or one JSON object each",                                                                                 \
          NULL,                                                                                                                             \
          NULL},                                                                                                                            \
     {                                                                                                                                      \

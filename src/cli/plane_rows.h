@@ -15,7 +15,7 @@
          0,                                                                                                                                \
          0,                                                                                                                                \
          "zmq|nats|jetstream",                                                                                                             \
-         "what carries KV events: each publisher's own socket, a NATS server, or one that keeps them (JetStream)",                         \
+         "what carries KV events: publishers' own sockets, NATS, or JetStream, which keeps them",                                          \
          NULL,                                                                                                                             \
          "DYN_EVENT_PLANE"},                                                                                                               \
         {"namespace",                                                                                                                      \
@@ -50,7 +50,7 @@
          0,                                                                                                                                \
          0,                                                                                                                                \
          "FILE",                                                                                                                           \
-         "our key pair (kvroute curve-key FILE): ZMQ ports that we bind are encrypted and open to --zmq-curve-clients only",               \
+         "our key pair (kvroute curve-key FILE): ZMQ ports that we bind are open to --zmq-curve-clients only",                             \
          NULL,                                                                                                                             \
          NULL},                                                                                                                            \
         {"zmq-curve-clients",                                                                                                              \
@@ -70,7 +70,7 @@
          0,                                                                                                                                \
          0,                                                                                                                                \
          "FILE",                                                                                                                           \
-         "public keys of ZMQ ports that we connect to, KEY [ENDPOINT] a line; endpoints that no line begins are connected to in clear",    \
+         "public keys of ZMQ ports that we connect to, KEY [ENDPOINT] a line; other endpoints in clear",                                   \
          NULL,                                                                                                                             \
          NULL},                                                                                                                            \
         {"nats-replicas",                                                                                                                  \

@@ -14,9 +14,9 @@
     {"tokenizer-lib", OPT_STRING, lib, NULL, 0, 0, "FILE", \
      "libkvr_tokenizer.so; default: beside the program, in ../lib/kvroute, where it was installed", NULL, NULL}, \
     {"tokenizer-profile", OPT_STRING, profile, NULL, 0, 0, "JSON", \
-     "what the engines do with a chat before its template (docs/guides/tokens.md); default: what vLLM 0.32 does", NULL, NULL}, \
+     "how the engines render chats (docs/guides/tokens.md); default: as vLLM 0.32", NULL, NULL}, \
     {"tokenizer-cache", OPT_SIZE, cache, "64MiB", 0, 0, NULL, \
-     "tokens of parts of prompts that are kept for each folder; 0 = none", NULL, NULL}
+     "tokens of parts of prompts kept for each model; 0 = none", NULL, NULL}
 /* clang-format on */
 
 #endif

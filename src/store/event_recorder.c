@@ -167,7 +167,7 @@ void kvr_recorder_metrics(struct kvr_recorder *r, struct kvr_prom_page *b)
     if (r) kvr_recorder_stats(r, &s);
     const struct kvr_prom_row rows[] = {
         {"recorded_events_total", "counter", "KV events written to the recording", s.events},
-        {"recorder_dropped_events_total", "counter", "KV events left out because the disk was too slow", s.dropped},
+        {"recorder_dropped_events_total", "counter", "KV events left out: the disk is too slow", s.dropped},
         {"recorder_files_total", "counter", "Files of the recording", s.files},
         {"recorder_write_errors_total", "counter", "Failed writes, which end the recording", s.write_errors}};
     kvr_prom_rows(b, r != NULL, "kvroute_", rows, KVR_ARRAY_LEN(rows));

@@ -47,14 +47,14 @@ struct kvr_view_store;
 /* clang-format off */
 #define KVR_VIEW_STORE_COUNTERS(X) \
     X(snapshots, "Views written to the data directory as a whole") \
-    X(snapshot_failures, "Times that a snapshot or a journal could not be written") \
+    X(snapshot_failures, "Snapshots or journals that could not be written") \
     X(journal_batches, "Batches of engines written behind a snapshot") \
-    X(journal_bytes, "Bytes of them") \
-    X(journal_overflows, "Times that a journal was given up until the next snapshot, because the disk was too slow") \
-    X(restored_views, "Views that were found in the data directory and used, to be confirmed by their engines") \
-    X(restored_blocks, "Blocks of their snapshots") \
-    X(restored_batches, "Batches of their journals") \
-    X(discarded_files, "Files of the data directory that could not be used: damaged, of another version, or of another worker")
+    X(journal_bytes, "Bytes of journals") \
+    X(journal_overflows, "Journals given up until the next snapshot: a slow disk") \
+    X(restored_views, "Views taken from the data directory") \
+    X(restored_blocks, "Blocks of restored views") \
+    X(restored_batches, "Batches of restored views") \
+    X(discarded_files, "Files of no use: damaged, of another version or worker")
 /* clang-format on */
 
 struct kvr_view_store_config {

@@ -216,8 +216,7 @@ static void write_index(struct indexer *x, struct kvr_prom_page *b)
     kvr_prom_one_u64(b, "", "kvroute_index_evicted_blocks_total", "counter", "(block, holder) pairs given up for the cap",
                      sum.evicted_bytes);
     kvr_prom_one_u64(b, "", "kvroute_index_no_memory_total", "counter", "Stores that found no memory", sum.no_memory);
-    kvr_prom_one_u64(b, "", "kvroute_index_aliases_refused_total", "counter", "Further names of a block that were left out: it has 32",
-                     sum.aliases_refused);
+    kvr_prom_one_u64(b, "", "kvroute_index_aliases_refused_total", "counter", "Names of a block beyond 32, left out", sum.aliases_refused);
     kvr_prom_family(b, "", "dynamo_kvrouter_kv_cache_event_warnings", "counter", "Events that were odd but harmless");
     kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_TEXT("warning_kind", "duplicate_store")), sum.duplicate_stores);
 }

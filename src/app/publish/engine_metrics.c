@@ -154,7 +154,7 @@ void engine_metrics_write(const struct publish *p, struct kvr_prom_page *b)
     const struct engine_metrics *m = p->engine_metrics;
     if (!m) return;
     const struct kvr_prom_row rows[] = {{"reads_total", "counter", "Times the engine's metrics were asked for", m->reads},
-                                        {"failures_total", "counter", "Of these, without an answer of use", m->failures},
+                                        {"failures_total", "counter", "Readings without an answer of use", m->failures},
                                         {"published_total", "counter", "Loads published on the event plane", m->published},
                                         {"publish_failures_total", "counter", "Loads that it did not take", m->publish_failures}};
     kvr_prom_rows(b, true, "kvroute_publish_engine_metrics_", rows, KVR_ARRAY_LEN(rows));

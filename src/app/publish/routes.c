@@ -318,7 +318,7 @@ static void metrics(struct publish *p, struct kvr_http_conn *c)
     PUT("connections", "gauge", "Consumers connected to the rank's socket (tcp)", gs[i].connections);
     PUT("connections_refused_total", "counter", "Connections beyond 64", gs[i].refused);
     PUT("talkers_total", "counter", "Connections ended because they said more than consumers do", gs[i].talkers);
-    PUT("stalled_total", "counter", "Connections ended because they did not read", gs[i].stalled);
+    PUT("stalled_total", "counter", "Connections ended: they did not read", gs[i].stalled);
     PUT("queue_full_total", "counter", "Events lost because 64 MiB wait unread", gs[i].queue_full);
     PUT("stream_waiting", "gauge", "Events that wait until JetStream has stored them", ks[i].messages);
     PUT("stream_waiting_bytes", "gauge", "Memory of these", ks[i].bytes);

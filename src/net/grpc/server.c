@@ -292,18 +292,17 @@ void kvr_grpc_shared_metrics(const struct kvr_grpc_port *ports, size_t n, struct
 #define ROW(name, type, field, help) {name, type, help, offsetof(struct kvr_grpc_shared, field)}
         ROW("connections", "gauge", connections, "Open connections"),
         ROW("streams", "gauge", streams, "Calls that run"),
-        ROW("held_bytes", "gauge", held, "Memory of calls: messages that are not whole, bodies that wait, answers that were not taken"),
+        ROW("held_bytes", "gauge", held, "Memory of calls: messages, bodies and answers under way"),
         ROW("connections_total", "counter", connections_total, "Connections taken"),
         ROW("streams_total", "counter", streams_total, "Calls taken"),
         ROW("messages_total", "counter", messages, "Messages taken"),
         ROW("refused_total", "counter", refused, "Connections, calls and messages beyond a limit"),
         ROW("protocol_errors_total", "counter", protocol_errors, "Connections and calls that were not gRPC over HTTP/2"),
-        ROW("resets_total", "counter", resets, "Calls that their clients reset, as Envoy may do with each that has ended"),
-        ROW("goaways_total", "counter", goaways, "Connections told to go, for their age or because the program ends"),
-        ROW("timeouts_total", "counter", timeouts,
-            "Connections that did not begin in time, and those and calls that took nothing of what was sent"),
-        ROW("windows_closed_total", "counter", windows_closed, "Times that clients had to wait as calls held all the memory they may"),
-        ROW("tls_handshakes_failed_total", "counter", handshakes_failed, "Connections that ended before TLS stood, or did not ask for h2"),
+        ROW("resets_total", "counter", resets, "Calls that their clients reset; Envoy may at their end"),
+        ROW("goaways_total", "counter", goaways, "Connections told to go, for their age or at the end"),
+        ROW("timeouts_total", "counter", timeouts, "Connections and calls ended: nothing begun or taken in time"),
+        ROW("windows_closed_total", "counter", windows_closed, "Waits of clients: calls held all their memory"),
+        ROW("tls_handshakes_failed_total", "counter", handshakes_failed, "Connections without TLS or h2"),
 #undef ROW
     };
     for (size_t k = 0; k < KVR_ARRAY_LEN(rows); k++) {

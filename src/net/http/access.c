@@ -268,8 +268,7 @@ uint64_t kvr_access_refused_keys(struct kvr_access *a)
 void kvr_access_metrics(struct kvr_access *a, struct kvr_prom_page *out)
 {
     static const char *const names[REASONS] = {"host", "origin", "key", "content_type"};
-    kvr_prom_family(out, "kvroute_", "access_refused_total", "counter",
-                    "Requests refused for who asked: an unknown Host, a foreign Origin, no valid key, a body that is not said to be JSON");
+    kvr_prom_family(out, "kvroute_", "access_refused_total", "counter", "Requests refused for Host, Origin, key or Content-Type");
     for (int i = 0; i < REASONS; i++)
         kvr_prom_put_u64(out, KVR_PROM_PAIRS(KVR_PROM_TEXT("reason", names[i])),
                          atomic_load_explicit(&a->refused[i], memory_order_relaxed));

@@ -94,20 +94,19 @@ void kvr_http_shared_metrics(const struct kvr_http_port *ports, size_t n, struct
         size_t at;
     } rows[] = {
 #define ROW(name, type, field, help) {name, type, help, offsetof(struct kvr_http_shared, field)}
-        ROW("request_bodies_bytes", "gauge", bodies_held, "Memory held for request bodies, unfinished ones included"),
-        ROW("request_bodies_spare_bytes", "gauge", bodies_spare, "Memory of large request bodies that are over, kept for the next ones"),
-        ROW("request_bodies_refused_total", "counter", bodies_refused, "Requests answered with 503 as the budget for bodies was used up"),
+        ROW("request_bodies_bytes", "gauge", bodies_held, "Memory held for request bodies"),
+        ROW("request_bodies_spare_bytes", "gauge", bodies_spare, "Memory of large request bodies kept for the next ones"),
+        ROW("request_bodies_refused_total", "counter", bodies_refused, "Requests answered with 503: no budget for bodies"),
         ROW("request_bodies_over_share_total", "counter", bodies_over_share,
-            "Requests answered with 429 as unfinished bodies of their API key, or address, had used up its share of the budget"),
-        ROW("write_timeouts_total", "counter", write_timeouts, "Clients cut off because they took nothing of what was queued for them"),
+            "Requests answered with 429: their API key, or address, has used its share"),
+        ROW("write_timeouts_total", "counter", write_timeouts, "Clients cut off: they took nothing of what was queued"),
         ROW("answers_broken_total", "counter", answers_broken, "Answers broken off for want of memory"),
-        ROW("accept_failures_total", "counter", accept_failures, "Connections that could not be taken for want of memory or descriptors"),
-        ROW("evicted_connections_total", "counter", evicted, "Idle or slow connections, closed to make room for new ones"),
+        ROW("accept_failures_total", "counter", accept_failures, "Connections not taken for want of memory or descriptors"),
+        ROW("evicted_connections_total", "counter", evicted, "Idle or slow connections closed for new ones"),
         ROW("tls_handshakes_total", "counter", handshakes, "TLS handshakes that succeeded"),
         ROW("tls_handshakes_failed_total", "counter", handshakes_failed, "Connections that ended before TLS stood"),
-        ROW("address_connections_refused_total", "counter", addresses_refused,
-            "Connections closed at once: their address has as many as --max-connections-per-address"),
-        ROW("delayed_connections_total", "counter", delayed, "Connections that waited in the queue of the kernel as there were too many"),
+        ROW("address_connections_refused_total", "counter", addresses_refused, "Connections closed by --max-connections-per-address"),
+        ROW("delayed_connections_total", "counter", delayed, "Connections that waited in the kernel's queue"),
 #undef ROW
     };
     for (size_t k = 0; k < KVR_ARRAY_LEN(rows); k++) {

@@ -81,8 +81,7 @@ void kvr_process_metrics(const char *program, struct kvr_prom_page *b)
     (void)getrlimit(RLIMIT_NOFILE, &fds);
     kvr_prom_family(b, "kvroute_", "build_info", "gauge", "1, with the version and the program");
     kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_TEXT("version", kvr_version()), KVR_PROM_TEXT("program", program)), 1);
-    kvr_prom_one_double(b, "process_", "cpu_seconds_total", "counter", "User and system time of a processor spent, in seconds",
-                        cpu_seconds());
+    kvr_prom_one_double(b, "process_", "cpu_seconds_total", "counter", "User and system CPU time, in seconds", cpu_seconds());
     put_known(b, "resident_memory_bytes", "Resident memory", (double)field(memory, 2) * page);
     put_known(b, "virtual_memory_bytes", "Virtual memory", (double)field(memory, 1) * page);
     put_known(b, "open_fds", "Open file descriptors", (double)open_fds());

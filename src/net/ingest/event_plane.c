@@ -210,8 +210,8 @@ void kvr_plane_feed_metrics(bool any, const struct kvr_plane_feed *f, struct kvr
     const struct kvr_prom_row rows[] = {
         {"up", "gauge", "1 while the event plane is connected", p.up},
         {"messages_total", "counter", "Messages taken from the event plane", p.messages},
-        {"bytes_total", "counter", "Bytes of these", p.bytes},
-        {"events_total", "counter", "KV events in these", p.events},
+        {"bytes_total", "counter", "Bytes of its messages", p.bytes},
+        {"events_total", "counter", "KV events in its messages", p.events},
         {"beats_total", "counter", "Heartbeats of publishers", p.heartbeats},
         {"malformed_total", "counter", "Messages that could not be read", p.malformed},
         {"other_version_total", "counter", "Messages of a version that is not known here", p.other_version},

@@ -668,8 +668,7 @@ const char *kvr_view_knowledge_name(enum kvr_view_knowledge k)
 
 void kvr_view_metrics(struct kvr_prom_page *b, const struct kvr_view_status *st, size_t n)
 {
-    kvr_prom_family(b, "kvroute_", "view_knowledge", "gauge",
-                    "1 for the state that a view is in: whole, partial (older blocks may be missing), unknown");
+    kvr_prom_family(b, "kvroute_", "view_knowledge", "gauge", "1 for the state of a view: whole, partial, unknown");
     for (size_t i = 0; i < n; i++)
         for (int k = KVR_VIEW_UNKNOWN; k <= KVR_VIEW_WHOLE; k++)
             kvr_prom_put_u64(b,

@@ -53,27 +53,27 @@ enum kvr_wiring { KVR_WIRING_FINE, KVR_WIRING_EVENTS, KVR_WIRING_REPLAY, KVR_WIR
 /* clang-format off */
 #define KVR_INGEST_COUNTERS(X) \
     X(batches, "Batches of KV events applied") \
-    X(events, "KV events in these") \
-    X(blocks, "Blocks that these events name") \
-    X(bytes, "Bytes of these") \
+    X(events, "KV events in batches") \
+    X(blocks, "Blocks that KV events name") \
+    X(bytes, "Bytes of batches") \
     X(stale_batches, "Batches that had been applied before") \
     X(gaps, "Gaps in a stream's sequence: batches were lost") \
-    X(restarts, "Sequences that went backwards: the engine was started anew") \
-    X(replays, "Times that an engine was asked to replay events") \
-    X(replay_failures, "Of these, without a whole answer") \
+    X(restarts, "Restarts of an engine: its sequence went backwards") \
+    X(replays, "Replays asked of an engine") \
+    X(replay_failures, "Replays without a whole answer") \
     X(bad_frames, "Messages without the frames of an event batch") \
     X(decode_errors, "Batches that could not be read") \
     X(parent_not_found, "Stored blocks whose parent is not known") \
     X(block_not_found, "Removed blocks that were not known") \
     X(apply_errors, "Events that the index refused") \
-    X(disconnects, "Connections to an engine's events that were lost") \
-    X(overflows, "Batches dropped because too many waited for a repair") \
-    X(floods, "Connections given up because they bring bytes and no messages") \
+    X(disconnects, "Connections to an engine's events lost") \
+    X(overflows, "Batches dropped: too many waited for a repair") \
+    X(floods, "Connections given up: bytes, no messages") \
     X(questions, "Questions to recover endpoints") \
     X(lower_unplaced, "Stores of lower tiers whose blocks have no known place") \
-    X(recovered_events, "Events that these have brought back") \
-    X(recovered_dumps, "Times that they have brought everything") \
-    X(recovery_failures, "Of the questions, without an answer of use")
+    X(recovered_events, "KV events that recover endpoints have brought") \
+    X(recovered_dumps, "Dumps that recover endpoints have brought") \
+    X(recovery_failures, "Questions without an answer of use")
 /* clang-format on */
 
 struct kvr_view_status {

@@ -635,13 +635,13 @@ void kvr_durable_feed_metrics(const struct kvr_durable_feed *f, struct kvr_prom_
     ROW("position", "gauge", position, "Sequence of the stream that has been taken");
     ROW("stream_messages", "gauge", stream_messages, "Messages in the stream, as the keeper saw it");
     ROW("keeper", "gauge", keeper, "1 when this replica writes the snapshots");
-    ROW("starts_total", "counter", starts, "Times the stream was started from a snapshot or its beginning");
-    ROW("restarts_total", "counter", restarts, "Times the stream had been purged past our place");
+    ROW("starts_total", "counter", starts, "Starts from a snapshot or the stream's beginning");
+    ROW("restarts_total", "counter", restarts, "Restarts: the stream was purged past our place");
     ROW("loaded_snapshots_total", "counter", loaded_snapshots, "Snapshots put in place");
-    ROW("torn_snapshots_total", "counter", torn_snapshots, "Snapshots refused because a piece was torn or gone");
+    ROW("torn_snapshots_total", "counter", torn_snapshots, "Snapshots refused: a piece is torn or gone");
     ROW("written_snapshots_total", "counter", written_snapshots, "Snapshots written");
-    ROW("failed_snapshots_total", "counter", failed_snapshots, "Snapshots that could not be written, or that another replica overtook");
-    ROW("purges_total", "counter", purges, "Times the stream was purged of what snapshots cover");
+    ROW("failed_snapshots_total", "counter", failed_snapshots, "Snapshots not written, or overtaken by another replica's");
+    ROW("purges_total", "counter", purges, "Purges of what snapshots cover");
     ROW("orphans_removed_total", "counter", orphans_removed, "Consumers of replicas that are gone, removed");
 #undef ROW
 }

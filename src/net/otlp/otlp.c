@@ -478,10 +478,11 @@ void kvr_otlp_metrics(struct kvr_otlp *o, struct kvr_prom_page *b)
         failures = atomic_load(&o->failures);
     }
     kvr_prom_one_if(b, o != NULL, "kvroute_", "trace_spans_exported_total", "counter", "Spans that the collector has taken", sent);
-    kvr_prom_family(b, "kvroute_", "trace_spans_dropped_total", "counter", "Spans that it did not get, by why");
+    kvr_prom_family(b, "kvroute_", "trace_spans_dropped_total", "counter", "Spans not exported, by why");
     for (size_t i = 0; o && i < LOST_N; i++)
         kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_TEXT("reason", names[i])), atomic_load(&o->lost[i]));
     kvr_prom_one_if(b, o != NULL, "kvroute_", "trace_export_requests_total", "counter", "Requests to the collector", requests);
-    kvr_prom_one_if(b, o != NULL, "kvroute_", "trace_export_failures_total", "counter", "Of these, those that it did not take", failures);
+    kvr_prom_one_if(b, o != NULL, "kvroute_", "trace_export_failures_total", "counter", "Requests that the collector did not take",
+                    failures);
     kvr_prom_one_if(b, o != NULL, "kvroute_", "trace_spans_queued", "gauge", "Spans that wait to be sent", queued);
 }

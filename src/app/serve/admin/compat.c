@@ -31,7 +31,7 @@ static const struct row vllm[] = {
     {"prompt_tokens_total", KIND_COUNTER, "Prompt tokens", AT(input)},
     {"generation_tokens_total", KIND_COUNTER, "Generated tokens", AT(output)},
     {"prefix_cache_queries_total", KIND_COUNTER, "Prompt tokens of answers that told of cached ones", AT(queried)},
-    {"prefix_cache_hits_total", KIND_COUNTER, "Of these, cached", AT(cached)},
+    {"prefix_cache_hits_total", KIND_COUNTER, "Prompt tokens cached", AT(cached)},
     {"request_success_total", KIND_ENDS, "Requests that ended, by why", AT(ends)},
 };
 

@@ -51,7 +51,7 @@ void metrics_write(struct admin *admin, struct kvr_buf *out)
 {
     struct kvr_prom_page page = {.out = out}, *b = &page;
     kvr_process_metrics(serve_command(admin->o), b);
-    put_gauge(b, "draining", "1 while the process ends: it is not ready any more", process_is_ending(admin->process));
+    put_gauge(b, "draining", "1 while the process ends", process_is_ending(admin->process));
     data_plane_metrics(admin->data, b);
     workers_metrics(admin->workers, b);
     put_loads(admin, b);
@@ -66,6 +66,6 @@ void metrics_write(struct admin *admin, struct kvr_buf *out)
                             admin->o->select_only ? 1 : 2, b);
     kvr_access_metrics(admin->access, b);
     put_gauge(b, "status_listeners", "Who is sent /status/stream", (double)admin->listeners.n);
-    kvr_prom_one_u64(b, "kvroute_", "status_listeners_dropped_total", "counter", "Of these, those that were cut off as they took nothing",
+    kvr_prom_one_u64(b, "kvroute_", "status_listeners_dropped_total", "counter", "Listeners cut off: they took nothing",
                      admin->listeners.dropped);
 }

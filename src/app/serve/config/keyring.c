@@ -443,8 +443,7 @@ static void put_counts(struct kvr_prom_page *out, const struct shown *v, size_t 
 
 static void put_refused(struct config *config, struct kvr_prom_page *out, const struct shown *v)
 {
-    kvr_prom_family(out, "kvroute_", "key_refused_total", "counter",
-                    "Requests refused by what an API key may do, by reason; no key: what was sent is none that is known");
+    kvr_prom_family(out, "kvroute_", "key_refused_total", "counter", "Requests refused by API key; without one: the key is unknown");
     for (size_t i = 0; i < KEY_REFUSALS; i++) {
         uint64_t nobodys = load(&config->keyrings.nobody[i]);
         if (nobodys) kvr_prom_put_u64(out, KVR_PROM_PAIRS(KVR_PROM_TEXT("key", ""), KVR_PROM_TEXT("reason", refusals[i])), nobodys);

@@ -141,7 +141,7 @@ void models_config_write(struct config *config, struct kvr_buf *b)
 void models_config_metrics(struct config *config, struct kvr_prom_page *out)
 {
     kvr_prom_one_if(out, !config->o->select_only, "kvroute_", "models_config_from_api", "gauge",
-                    "1: names of models are what was put over the admin port, not what --models-file says", in_force(config)->put);
+                    "1 while names of models are those put over the admin port", in_force(config)->put);
 }
 
 const struct models_file *models_config_hold(struct config *config)

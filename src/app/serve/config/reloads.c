@@ -69,8 +69,7 @@ void reloads_note(struct reloads *r, enum reload_file file, bool taken)
 
 void reloads_metrics(const struct reloads *r, struct kvr_prom_page *out)
 {
-    kvr_prom_family(out, "kvroute_", "config_reloads_total", "counter",
-                    "Times that a file was read, the first one too, and taken or refused");
+    kvr_prom_family(out, "kvroute_", "config_reloads_total", "counter", "Reads of a file, taken or refused");
     for (int i = 0; i < RELOAD_FILES_N; i++) {
         if (!atomic_load(&r->of[i].seen)) continue;
         kvr_prom_put_u64(out, KVR_PROM_PAIRS(KVR_PROM_TEXT("file", names[i]), KVR_PROM_TEXT("result", "taken")),
@@ -78,8 +77,7 @@ void reloads_metrics(const struct reloads *r, struct kvr_prom_page *out)
         kvr_prom_put_u64(out, KVR_PROM_PAIRS(KVR_PROM_TEXT("file", names[i]), KVR_PROM_TEXT("result", "refused")),
                          atomic_load(&r->of[i].refused));
     }
-    kvr_prom_family(out, "kvroute_", "config_last_reload_successful", "gauge",
-                    "0: what a file says now was refused, and what it said before holds");
+    kvr_prom_family(out, "kvroute_", "config_last_reload_successful", "gauge", "0 while what a file says now is refused");
     for (int i = 0; i < RELOAD_FILES_N; i++)
         if (atomic_load(&r->of[i].seen) && i != RELOAD_MODELS_PUT)
             kvr_prom_put_u64(out, KVR_PROM_PAIRS(KVR_PROM_TEXT("file", names[i])), !atomic_load(&r->of[i].failed));

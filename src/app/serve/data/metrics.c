@@ -13,8 +13,7 @@
 static void put_tokens(struct data_plane *data, struct kvr_prom_page *b)
 {
     static const char *const from[TOKENS_FROM_N] = {"none", "body", "bytes", "cache", "local", "engine"};
-    put_family(b, "tokens_total", "counter",
-               "Requests by where the tokens of their prompt came from; cache: what was made or asked for before");
+    put_family(b, "tokens_total", "counter", "Requests by where the tokens of their prompt came from");
     for (size_t i = 0; i < TOKENS_FROM_N; i++)
         kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_TEXT("from", from[i])), atomic_load(&data->counters.tokens_from[i]));
 }
@@ -25,10 +24,9 @@ static void put_access_log(struct data_plane *data, struct kvr_prom_page *b)
     if (data->access_log) kvr_line_log_stats(data->access_log, &st);
     const struct kvr_prom_row rows[] = {
         {"access_log_lines_total", "counter", "Lines of the access log", st.lines},
-        {"access_log_dropped_lines_total", "counter", "Lines for which there was no room, as the file is too slow or cannot be written",
-         st.dropped},
-        {"access_log_write_errors_total", "counter", "Writes to it that have failed, and are tried again", st.write_errors},
-        {"access_log_reopened_total", "counter", "Times that it was opened anew", st.reopened}};
+        {"access_log_dropped_lines_total", "counter", "Lines dropped: the file is too slow or cannot be written", st.dropped},
+        {"access_log_write_errors_total", "counter", "Failed writes of the access log, tried again", st.write_errors},
+        {"access_log_reopened_total", "counter", "Times that the access log was opened anew", st.reopened}};
     kvr_prom_rows(b, data->access_log != NULL, "kvroute_", rows, KVR_ARRAY_LEN(rows));
 }
 
@@ -37,15 +35,14 @@ static void put_sessions(struct data_plane *data, struct kvr_prom_page *b)
     struct session_counts sessions = sessions_counts(data->sessions), responses = sessions_counts(data->responses);
     put_gauge(b, "sessions", "Sessions bound to a rank", (double)sessions.bound);
     put_gauge(b, "responses", "Responses of /v1/responses whose worker is known", (double)responses.bound);
-    put_family(b, "bindings_given_up_total", "counter", "Sessions and responses forgotten before their time, as there were too many");
+    put_family(b, "bindings_given_up_total", "counter", "Sessions and responses forgotten early: too many");
     kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_TEXT("table", "sessions")), sessions.given_up);
     kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_TEXT("table", "responses")), responses.given_up);
 }
 
 static void put_predicted_tiers(struct data_plane *data, struct kvr_prom_page *b)
 {
-    put_family(b, "tiers_predicted_tokens_total", "counter",
-               "Prompt tokens predicted to be read from lower tiers, of answers with usage; part of predicted_cached_tokens_total");
+    put_family(b, "tiers_predicted_tokens_total", "counter", "Part of predicted_cached_tokens_total to be read from lower tiers");
     for (int t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT; t++)
         kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_TEXT("tier", kvr_tier_name((enum kvr_tier)t))),
                          atomic_load(&data->counters.tiers_predicted[t]));
@@ -58,19 +55,15 @@ static void put_choices(struct data_plane *data, struct kvr_prom_page *b)
     put_histogram(b, "kv_hit_rate", "Predicted share of the prompt that is cached", &m->hit_rate);
     put_histogram(b, "best_overlap_ratio", "Best overlap any eligible rank had, as a share of the prompt", &m->best_overlap);
     put_histogram(b, "overlap_regret_blocks", "Blocks of overlap given up for load: best less chosen", &m->regret);
-    put_histogram(b, "choice_regret_ms", "Of choices by cost: time to first token above what the best other candidate would have taken",
-                  &m->choice_regret);
-    put_histogram(b, "choice_gain_ms", "Of choices by cost: time to first token below what the best other candidate would have taken",
-                  &m->choice_gain);
+    put_histogram(b, "choice_regret_ms", "Time to first token above that of the best other candidate, by the model", &m->choice_regret);
+    put_histogram(b, "choice_gain_ms", "Time to first token below that of the best other candidate, by the model", &m->choice_gain);
     if (!data->o->select_only) put_tokens(data, b);
     quality_metrics(data, b);
-    put_histogram(b, "prediction_error_blocks",
-                  "Distance of predicted and delivered cached blocks; what requests ahead were computing may be delivered or not",
-                  &m->shortfall);
+    put_histogram(b, "prediction_error_blocks", "Distance of predicted and delivered cached blocks", &m->shortfall);
     put_histogram(b, "router_queue_wait_seconds", "Time in the queue, of requests that waited", &m->queue_wait);
     struct quality_now q = quality_now(data);
-    put_gauge(b, "prediction_divergence_ratio",
-              "Moving mean of the distance of predicted and delivered cached tokens, as a share of the prompt", q.divergence);
+    put_gauge(b, "prediction_divergence_ratio", "Mean distance of predicted and delivered cached tokens, as a share of the prompt",
+              q.divergence);
     put_gauge(b, "prediction_diverged", "1 while cache predictions diverge from engine usage", q.diverged);
     put_histogram(b, "router_overhead_block_hashing_ms", "Hashing of blocks", &m->block_hashing);
     put_histogram(b, "router_overhead_indexer_find_matches_ms", "Matching in the index", &m->find_matches);

@@ -471,8 +471,8 @@ void discovery_dns_free(struct discovery_dns *d)
 
 void discovery_dns_metrics(const struct discovery_dns *d, struct kvr_prom_page *b)
 {
-    kvr_prom_one_if(b, d != NULL, "kvroute_", "discovery_left_out_total", "counter", "Addresses of DNS beyond 4,096 of a look, left out",
+    kvr_prom_one_if(b, d != NULL, "kvroute_", "discovery_left_out_total", "counter", "Addresses beyond 4,096, left out",
                     d ? d->left_out_total : 0);
-    kvr_prom_one_if(b, d != NULL, "kvroute_", "discovery_failed_looks_total", "counter",
-                    "Looks at DNS of which a question had no answer, or no address", d ? d->rounds_failed : 0);
+    kvr_prom_one_if(b, d != NULL, "kvroute_", "discovery_failed_looks_total", "counter", "Looks at DNS without an answer, or an address",
+                    d ? d->rounds_failed : 0);
 }

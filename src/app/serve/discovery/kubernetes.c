@@ -406,7 +406,7 @@ void discovery_kubernetes_metrics(const struct discovery_kubernetes *k, struct k
         {"watching", "gauge", "1: the API server tells of changes now", offsetof(struct kvr_kube_stats, watching)},
         {"lists_total", "counter", "Lists that were whole", offsetof(struct kvr_kube_stats, lists)},
         {"events_total", "counter", "Changes that were told, and bookmarks", offsetof(struct kvr_kube_stats, events)},
-        {"errors_total", "counter", "Questions that were refused or broke off, and watches that were too old",
+        {"errors_total", "counter", "Questions refused or broken off, and watches that were too old",
          offsetof(struct kvr_kube_stats, errors)},
     };
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) {
@@ -420,7 +420,7 @@ void discovery_kubernetes_metrics(const struct discovery_kubernetes *k, struct k
         }
     }
     kvr_prom_one_if(b, k, "kvroute_kubernetes_", "pods", "gauge", "Pods of the pool or with the labels", k ? k->pods_n : 0);
-    kvr_prom_one_if(b, k, "kvroute_kubernetes_", "pods_ready", "gauge", "Of these, those that may be chosen", k ? ready_pods(k) : 0);
-    kvr_prom_one_if(b, k, "kvroute_kubernetes_", "unread_total", "counter",
-                    "Pods and pools that were told and could not be used as they are", k ? k->unread : 0);
+    kvr_prom_one_if(b, k, "kvroute_kubernetes_", "pods_ready", "gauge", "Pods that may be chosen", k ? ready_pods(k) : 0);
+    kvr_prom_one_if(b, k, "kvroute_kubernetes_", "unread_total", "counter", "Pods and pools that cannot be used as they are",
+                    k ? k->unread : 0);
 }

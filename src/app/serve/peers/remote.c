@@ -135,17 +135,15 @@ void remote_metrics(struct peers *peers, struct kvr_prom_page *b)
     const struct kvr_prom_row rows[] = {
         {"up", "gauge", "1 when every loop may ask the remote index", any && all_good(peers)},
         {"queries_total", "counter", "Overlap queries sent to the remote index", atomic_load(&st->queries)},
-        {"query_failures_total", "counter", "Of these, without an answer; the requests counted as having no overlap",
-         atomic_load(&st->query_failures)},
-        {"partial_total", "counter",
-         "Requests for which some of several indexers did not answer; their workers counted as having no overlap",
+        {"query_failures_total", "counter", "Queries without an answer: no overlap counted", atomic_load(&st->query_failures)},
+        {"partial_total", "counter", "Requests for which some of several indexers did not answer",
          atomic_load(&peers->remote_counters.partial)},
-        {"short_circuits_total", "counter", "Requests that did not ask, because the remote index is known to be away",
+        {"short_circuits_total", "counter", "Requests that did not ask: the remote index is known to be away",
          atomic_load(&st->short_circuits)},
         {"writes_total", "counter", "Routing decisions to be recorded by the remote index", atomic_load(&st->writes)},
-        {"write_failures_total", "counter", "Of these, not recorded", atomic_load(&st->write_failures)},
+        {"write_failures_total", "counter", "Routing decisions not recorded", atomic_load(&st->write_failures)},
         {"validations_total", "counter", "Times the remote index said what it is", atomic_load(&st->validations)},
-        {"rejected_validations_total", "counter", "Of these, unfit: not ready, of another mode, or several owners",
+        {"rejected_validations_total", "counter", "Remote indexes refused: not ready, another mode, several owners",
          atomic_load(&st->rejected_validations)},
     };
     kvr_prom_rows(b, any, "kvroute_remote_indexer_", rows, KVR_ARRAY_LEN(rows));

@@ -282,25 +282,25 @@ void replicas_metrics(struct peers *peers, struct kvr_prom_page *b)
     if (peers->sync) kvr_sync_stats(peers->sync, &st);
     const struct kvr_prom_row rows[] = {
         {"peers", "gauge", "Other routers that are followed", st.peers},
-        {"live_peers", "gauge", "Of these, those whose bookings are known now", st.live_peers},
+        {"live_peers", "gauge", "Other routers whose bookings are known now", st.live_peers},
         {"events_sent_total", "counter", "Changes of the book told", st.events_sent},
         {"events_received_total", "counter", "Changes heard", st.events_received},
-        {"events_ignored_total", "counter", "Of these, about workers or partitions that are not known here, or repeated",
+        {"events_ignored_total", "counter", "Changes heard that are repeated, or about what is unknown here",
          peers->replicas ? atomic_load(&peers->replicas->ignored) : 0},
         {"gaps_total", "counter", "Losses noticed, each mended by a snapshot", st.gaps},
         {"snapshots_sent_total", "counter", "Snapshots told", st.snapshots_sent},
         {"snapshots_received_total", "counter", "Snapshots heard", st.snapshots_received},
         {"dropped_total", "counter", "Changes that found the outbox full", st.dropped},
         {"malformed_total", "counter", "Messages that could not be read, or of another version", st.malformed},
-        {"queue_full_total", "counter", "Messages not sent because 128 MiB wait unread", st.queue_full},
+        {"queue_full_total", "counter", "Messages not sent: 128 MiB wait unread", st.queue_full},
         {"queued_bytes", "gauge", "Bytes sent that somebody has not read yet", st.queued_bytes},
-        {"snapshots_refused_total", "counter", "Questions for a snapshot that came too fast, or are none", st.snapshots_refused},
-        {"floods_total", "counter", "Connections to peers given up because they bring bytes and no messages", st.floods},
+        {"snapshots_refused_total", "counter", "Questions for a snapshot that came too fast", st.snapshots_refused},
+        {"floods_total", "counter", "Connections to peers given up: bytes, no messages", st.floods},
         {"connections", "gauge", "Connections to the replica-sync port", st.connections},
         {"connections_refused_total", "counter", "Connections beyond 64", st.connections_refused},
-        {"talkers_total", "counter", "Connections ended because they said more than followers do", st.talkers},
-        {"stalled_total", "counter", "Connections ended because they did not read", st.stalled},
-        {"lost_peers_total", "counter", "Times a peer fell silent, was replaced or taken away", st.lost_peers},
+        {"talkers_total", "counter", "Connections ended: they said more than followers do", st.talkers},
+        {"stalled_total", "counter", "Connections ended: they did not read", st.stalled},
+        {"lost_peers_total", "counter", "Peers that fell silent, were replaced or taken away", st.lost_peers},
     };
     kvr_prom_rows(b, peers->sync != NULL, "kvroute_replica_sync_", rows, KVR_ARRAY_LEN(rows));
 }

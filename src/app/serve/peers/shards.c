@@ -290,7 +290,7 @@ void shards_metrics(struct peers *peers, struct kvr_prom_page *b)
     const struct kvr_prom_row rows[] = {
         {"registered_total", "counter", "Ranks registered with an indexer", sh ? atomic_load(&sh->registered) : 0},
         {"unregistered_total", "counter", "Ranks taken away from an indexer", sh ? atomic_load(&sh->unregistered) : 0},
-        {"refused_total", "counter", "Of both, refused or not answered", sh ? atomic_load(&sh->refused) : 0},
+        {"refused_total", "counter", "Registrations refused or not answered", sh ? atomic_load(&sh->refused) : 0},
     };
     kvr_prom_rows(b, sh != NULL, "kvroute_indexer_shards_", rows, KVR_ARRAY_LEN(rows));
 }

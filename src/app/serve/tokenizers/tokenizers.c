@@ -361,13 +361,13 @@ void tokenizers_metrics(struct tokenizers *t, struct kvr_prom_page *out)
     struct kvr_token_pool_figures pool = {0};
     if (!f) n = 0;
     for (size_t i = 0; i < n; i++) kvr_tokenizer_figures(t->entries[i].tokenizer, &f[i]);
-    kvr_prom_family(out, "kvroute_", "tokenizer_state", "gauge", "1 for the state that a model's tokenizer is in");
+    kvr_prom_family(out, "kvroute_", "tokenizer_state", "gauge", "1 for the state of a model's tokenizer");
     for (size_t i = 0; i < n; i++)
         for (int k = 0; k < KVR_TRUST_STATES; k++)
             kvr_prom_put_u64(out, KVR_PROM_PAIRS(MODEL_OF(&t->entries[i]), KVR_PROM_TEXT("state", kvr_trust_name((enum kvr_trust_state)k))),
                              f[i].state == (enum kvr_trust_state)k);
     kvr_prom_family(out, "kvroute_", "tokenizer_checks_total", "counter",
-                    "Comparisons of tokens made here: probes and requests with an engine, counts with usage, prompts with KV events");
+                    "Comparisons of tokens made here, with an engine, usage, KV events");
     for (size_t i = 0; i < n; i++)
         for (int k = 0; k < KVR_JUDGES; k++) {
             kvr_prom_put_u64(out,
@@ -377,7 +377,7 @@ void tokenizers_metrics(struct tokenizers *t, struct kvr_prom_page *out)
                 out, KVR_PROM_PAIRS(MODEL_OF(&t->entries[i]), KVR_PROM_TEXT("judge", judges[k]), KVR_PROM_TEXT("result", "different")),
                 f[i].different[k]);
         }
-    kvr_prom_family(out, "kvroute_", "tokenizer_refusals_total", "counter", "Questions that were not answered here, by reason");
+    kvr_prom_family(out, "kvroute_", "tokenizer_refusals_total", "counter", "Questions that the tokenizer here left to an engine");
     for (size_t i = 0; i < n; i++)
         for (size_t k = 0; k < f[i].reasons_n; k++)
             kvr_prom_put_u64(out, KVR_PROM_PAIRS(MODEL_OF(&t->entries[i]), KVR_PROM_TEXT("reason", f[i].reasons[k].name)),

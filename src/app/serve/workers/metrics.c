@@ -35,12 +35,10 @@ static void put_index(struct workers *ws, struct kvr_prom_page *b)
          offsetof(struct kvr_index_stats, removed_blocks)},
         {"index_duplicate_stores_total", "counter", "Stores that changed nothing", offsetof(struct kvr_index_stats, duplicate_stores)},
         {"index_out_of_memory_total", "counter", "Operations that ran into the byte cap", offsetof(struct kvr_index_stats, no_memory)},
-        {"index_no_room_total", "counter", "Stores refused because the pairs or runs have run out",
-         offsetof(struct kvr_index_stats, no_room)},
-        {"index_aliases_refused_total", "counter", "Further names of a block that were left out: it has 32",
+        {"index_no_room_total", "counter", "Stores refused: no pairs or runs left", offsetof(struct kvr_index_stats, no_room)},
+        {"index_aliases_refused_total", "counter", "Names of a block beyond 32, left out",
          offsetof(struct kvr_index_stats, aliases_refused)},
-        {"index_evicted_total", "counter", "Least recently used pairs given up for the byte cap",
-         offsetof(struct kvr_index_stats, evicted_bytes)},
+        {"index_evicted_total", "counter", "Pairs given up for the byte cap", offsetof(struct kvr_index_stats, evicted_bytes)},
         {"index_expired_total", "counter", "Predicted pairs dropped by time", offsetof(struct kvr_index_stats, expired)},
         {"index_pruned_total", "counter", "Predicted pairs dropped by size", offsetof(struct kvr_index_stats, pruned)},
     };
@@ -64,11 +62,11 @@ static void put_standing(struct workers *ws, struct kvr_prom_page *b)
 {
     static const char *const healths[] = {"unknown", "up", "down"};
     uint64_t now = now_ms();
-    put_family(b, "worker_health", "gauge", "1 for what the last health check said of a worker: unknown (none yet), up, down");
+    put_family(b, "worker_health", "gauge", "1 for what the last health check said: unknown (none yet), up, down");
     for (const struct worker *w = ws->workers; w; w = w->next)
         for (int k = HEALTH_UNKNOWN; k <= HEALTH_DOWN; k++)
             kvr_prom_put_u64(b, KVR_PROM_PAIRS(WORKER_OF(w), KVR_PROM_TEXT("state", healths[k])), (int)atomic_load(&w->health) == k);
-    put_family(b, "worker_breaker_open", "gauge", "1 while a worker is left out for --breaker-cooldown, after failures in a row");
+    put_family(b, "worker_breaker_open", "gauge", "1 while a worker is left out after failures in a row");
     for (const struct worker *w = ws->workers; w; w = w->next)
         kvr_prom_put_u64(b, KVR_PROM_PAIRS(WORKER_OF(w)), atomic_load(&w->open_until_ms) > now);
     put_family(b, "worker_errors_total", "counter", "Requests that a worker has failed: refused, reset, cut off, 502 to 504");
@@ -96,7 +94,7 @@ static void put_workers(struct workers *ws, struct kvr_prom_page *b)
     put_family(b, "worker_up", "gauge", "1 when a worker may be chosen");
     for (const struct worker *w = ws->workers; w; w = w->next)
         kvr_prom_put_u64(b, KVR_PROM_PAIRS(WORKER_OF(w)), worker_is_schedulable(w, now_ms()));
-    put_family(b, "worker_draining", "gauge", "1 while a worker gets no new requests because somebody said so");
+    put_family(b, "worker_draining", "gauge", "1 while a worker drains");
     for (const struct worker *w = ws->workers; w; w = w->next) kvr_prom_put_u64(b, KVR_PROM_PAIRS(WORKER_OF(w)), w->draining);
     put_standing(ws, b);
     put_family(b, "worker_requests_total", "counter", "Requests sent to a worker");
@@ -106,15 +104,13 @@ static void put_workers(struct workers *ws, struct kvr_prom_page *b)
         workers_unlock(ws);
         kvr_prom_put_u64(b, KVR_PROM_PAIRS(WORKER_OF(w)), requests);
     }
-    put_family(b, "worker_ttft_factor", "gauge", "Times to first token of a worker, in times of what the fleet's model says");
+    put_family(b, "worker_ttft_factor", "gauge", "Times to first token of a worker, in times of the fleet's model");
     for (const struct worker *w = ws->workers; w; w = w->next) {
         struct kvr_ttft_model m;
         struct kvr_ttft_factor f;
         if (kvr_router_ttft_model(w->partition->router, &w->id, &m, &f) == 0) kvr_prom_put_double(b, KVR_PROM_PAIRS(WORKER_OF(w)), f.value);
     }
-    put_gauge(b, "roster_models_left_out",
-              "Names of models, of each worker that has them, beyond what is kept: each request looks at every worker",
-              (double)roster_models_left_out(ws));
+    put_gauge(b, "roster_models_left_out", "Names of models at workers beyond what is kept", (double)roster_models_left_out(ws));
 }
 
 struct learnt_models {
@@ -129,12 +125,15 @@ static void put_models(struct workers *ws, struct kvr_prom_page *b)
         size_t at;
     } rows[] = {
         {"ttft_model_base_ms", "Time to first token, learnt: of any request", offsetof(struct learnt_models, ttft.base_ms)},
-        {"ttft_model_token_ms", "Learnt: of a prompt token that is computed", offsetof(struct learnt_models, ttft.token_ms)},
-        {"ttft_model_ahead_token_ms", "Learnt: of a prompt token ahead of it", offsetof(struct learnt_models, ttft.ahead_ms)},
-        {"ttft_model_request_ms", "Learnt: of a request there that generates", offsetof(struct learnt_models, ttft.request_ms)},
+        {"ttft_model_token_ms", "Time to first token, learnt: of a computed token", offsetof(struct learnt_models, ttft.token_ms)},
+        {"ttft_model_ahead_token_ms", "Time to first token, learnt: of a prompt token ahead",
+         offsetof(struct learnt_models, ttft.ahead_ms)},
+        {"ttft_model_request_ms", "Time to first token, learnt: of a request that generates",
+         offsetof(struct learnt_models, ttft.request_ms)},
         {"ttft_model_error_ms", "Moving mean of the distance of what was observed", offsetof(struct learnt_models, ttft.error_ms)},
         {"generation_model_base_ms", "A generated token, learnt: of any", offsetof(struct learnt_models, generation.base_ms)},
-        {"generation_model_block_ms", "Learnt: of a KV block in use there", offsetof(struct learnt_models, generation.block_ms)},
+        {"generation_model_block_ms", "A generated token, learnt: of a KV block in use",
+         offsetof(struct learnt_models, generation.block_ms)},
         {"generation_model_tokens", "Moving mean of the tokens of an answer after its first",
          offsetof(struct learnt_models, generation.tokens)},
     };
@@ -151,7 +150,7 @@ static void put_models(struct workers *ws, struct kvr_prom_page *b)
 
 static void put_tiers(struct workers *ws, struct kvr_prom_page *b)
 {
-    put_family(b, "ttft_model_read_share", "gauge", "Learnt: of a prompt token that is read from a lower tier, in times of computing one");
+    put_family(b, "ttft_model_read_share", "gauge", "Learnt: reading a prompt token from a lower tier, in times of computing one");
     for (const struct partition *p = ws->partitions; p; p = p->next) {
         struct kvr_ttft_model m;
         (void)kvr_router_ttft_model(p->router, NULL, &m, NULL);
@@ -177,8 +176,8 @@ static void put_queues(struct workers *ws, struct kvr_prom_page *b)
 {
     static const char *const reasons[] = {"", "request_limit", "raw_isl_token_limit", "cached_token_limit"};
     put_queue_gauge(ws, b, "router_queue_pending_requests", "Requests in the queue", offsetof(struct kvr_class_stats, requests));
-    put_queue_gauge(ws, b, "router_queue_pending_isl_tokens", "Their prompt tokens", offsetof(struct kvr_class_stats, isl_tokens));
-    put_queue_gauge(ws, b, "router_queue_pending_cached_tokens", "Of these, cached somewhere",
+    put_queue_gauge(ws, b, "router_queue_pending_isl_tokens", "Prompt tokens in the queue", offsetof(struct kvr_class_stats, isl_tokens));
+    put_queue_gauge(ws, b, "router_queue_pending_cached_tokens", "Prompt tokens in the queue that are cached somewhere",
                     offsetof(struct kvr_class_stats, cached_tokens));
     put_queue_gauge(ws, b, "router_queue_pending_tenants", "API keys that have requests in the queue",
                     offsetof(struct kvr_class_stats, tenants));
@@ -197,7 +196,7 @@ static void put_queues(struct workers *ws, struct kvr_prom_page *b)
 
 static void put_staged(struct workers *ws, struct kvr_prom_page *b)
 {
-    put_family(b, "disagg_staged_requests", "gauge", "Prompts that a prefill worker has computed and no decode worker has answered");
+    put_family(b, "disagg_staged_requests", "gauge", "Prompts computed by a prefill worker and not answered yet");
     for (const struct worker *w = ws->workers; w; w = w->next)
         if (w->role == ROLE_PREFILL) kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_NUMBER("worker_id", w->id)), atomic_load(&w->staged));
 }

@@ -113,7 +113,6 @@ void disagg_states_metrics(struct data_plane *data, struct kvr_prom_page *b)
 {
     const struct disagg_states *d = data->disagg_states;
     disagg_states_look(data);
-    kvr_prom_family(b, "kvroute_", "disagg_state", "gauge",
-                    "Prefill workers of a model: 0 there was none yet, 1 some are up, 2 none is up");
+    kvr_prom_family(b, "kvroute_", "disagg_state", "gauge", "Prefill workers of a model: 0 none yet, 1 some up, 2 none up");
     for (size_t i = 0; i < d->n; i++) kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_TEXT("model", d->models[i].model)), d->models[i].state);
 }

@@ -54,8 +54,7 @@ static void put(struct kvr_prom_page *out, const char *model, const char *fallba
 
 void fallback_counts_metrics(struct fallback_counts *c, struct kvr_prom_page *out)
 {
-    kvr_prom_family(out, "kvroute_", "model_fallbacks_total", "counter",
-                    "Requests that went to a fallback of their model, because no worker of it was available, or all were overloaded");
+    kvr_prom_family(out, "kvroute_", "model_fallbacks_total", "counter", "Requests that went to a fallback of their model");
     kvr_lock(&c->lock);
     for (size_t i = 0; i < c->n; i++) put(out, c->list[i].model, c->list[i].fallback, c->list[i].reason, c->list[i].n);
     for (int i = 0; i < FALLBACK_REASONS; i++)

@@ -48,17 +48,15 @@ static void put_seconds(struct kvr_prom_page *b, const char *name, const char *h
 
 void leg_counts_metrics(const struct leg_counts *c, struct kvr_prom_page *b)
 {
-    put_by(b, "requests_total", "Requests of models that have prefill or decode workers, by how they were treated", "treatment", treatments,
+    put_by(b, "requests_total", "Requests of models with prefill or decode workers, by treatment", "treatment", treatments,
            TOLD_TREATMENTS_N, c->treatments);
-    put_by(b, "fallbacks_total", "Requests that one worker got although a prefill worker was to compute the prompt", "why", fallbacks,
-           FALLBACKS_N, c->fallbacks);
+    put_by(b, "fallbacks_total", "Requests that were to have two legs, and had one", "why", fallbacks, FALLBACKS_N, c->fallbacks);
     put_by(b, "leg_retries_total", "Legs sent again to another worker", "leg", legs, LEGS_N, c->retries);
     put_errors(b, c);
-    put_by(b, "releases_total", "Computed prompts that nobody would go on from, given to a decode worker so that they are freed", "how",
-           releases, RELEASE_ENDS, c->releases);
-    put_by(b, "possible_leaks_total", "Computed prompts that their prefill worker may hold until its lease is over", "why", leaks, LEAKS_N,
-           c->leaks);
-    put_seconds(b, "prefill_leg_seconds", "From sending a prompt to a prefill worker to the end of its answer", &c->prefill);
-    put_seconds(b, "handoff_seconds", "From that to sending the request to the decode worker", &c->handoff);
-    put_seconds(b, "kv_wait_seconds", "From that to the first byte of the decode worker's answer", &c->kv_wait);
+    put_by(b, "releases_total", "Computed prompts without a client, given to a decode worker to be freed", "how", releases, RELEASE_ENDS,
+           c->releases);
+    put_by(b, "possible_leaks_total", "Computed prompts that may be held until the lease is over", "why", leaks, LEAKS_N, c->leaks);
+    put_seconds(b, "prefill_leg_seconds", "From sending a prompt to a prefill worker to its answer's end", &c->prefill);
+    put_seconds(b, "handoff_seconds", "From a computed prompt to sending to the decode worker", &c->handoff);
+    put_seconds(b, "kv_wait_seconds", "From sending to the decode worker to its first byte", &c->kv_wait);
 }

@@ -190,8 +190,8 @@ void quality_metrics(struct data_plane *data, struct kvr_prom_page *b)
     struct choices_totals m = last_minute(data);
     put_by_reason(b, "prefix_moves_total", "Prompts of which another rank held half or more, and more than the chosen one",
                   data->counters.moves);
-    put_by_reason(b, "blocks_computed_again_total", "Blocks of prompts that another rank held and the chosen one computed",
+    put_by_reason(b, "blocks_computed_again_total", "Blocks that another rank held and the chosen one computed",
                   data->counters.computed_again);
-    kvr_prom_one_double(b, "kvroute_", "evictions_per_stored_block", "gauge",
-                        "Blocks that events removed in the last minute for each that they stored", choices_evictions(&m));
+    kvr_prom_one_double(b, "kvroute_", "evictions_per_stored_block", "gauge", "Blocks removed for each stored, in the last minute",
+                        choices_evictions(&m));
 }

@@ -254,13 +254,10 @@ void labels_metrics(struct workers *ws, struct kvr_prom_page *b)
         {"predicted_cached_tokens_total", "Prompt tokens predicted to be cached, of answers with usage",
          offsetof(struct series, tokens.predicted)},
         {"actual_cached_tokens_total", "Prompt tokens the engine reported as cached", offsetof(struct series, tokens.actual)},
-        {"prompt_tokens_total", "Prompt tokens, of answers whose usage told how much was cached", offsetof(struct series, tokens.prompt)},
-        {"computed_blocks_total", "Whole blocks of these prompts that were not cached, so computed",
-         offsetof(struct series, tokens.computed)},
-        {"input_tokens_total", "Prompt tokens of answered requests: as usage counts them, else as they were hashed",
-         offsetof(struct series, tokens.input)},
-        {"output_tokens_total", "Tokens of answers: as usage counts them, else one for each stream event",
-         offsetof(struct series, tokens.output)},
+        {"prompt_tokens_total", "Prompt tokens of answers whose usage told how much was cached", offsetof(struct series, tokens.prompt)},
+        {"computed_blocks_total", "Whole blocks of prompts that were computed", offsetof(struct series, tokens.computed)},
+        {"input_tokens_total", "Prompt tokens of answers: by usage, else as hashed", offsetof(struct series, tokens.input)},
+        {"output_tokens_total", "Tokens of answers: by usage, else one for each stream event", offsetof(struct series, tokens.output)},
     };
     const struct roster_row *all = roster_hold(ws, "");
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) {

@@ -192,17 +192,15 @@ void model_counts_metrics(struct workers *ws, struct kvr_prom_page *b)
     model_counts_each(ws, put_time, &(struct row){b, offsetof(struct model_counts, field)});
     MODEL_TIMES(PUT)
 #undef PUT
-    kvr_prom_family(b, "kvroute_", "tokenize_seconds", "histogram",
-                    "From the question for a prompt's tokens to their being there, by who has made them; what the cache had is left out");
+    kvr_prom_family(b, "kvroute_", "tokenize_seconds", "histogram", "Time to make a prompt's tokens, by who makes them; without the cache");
     model_counts_each(ws, put_tokenize, b);
     kvr_prom_family(b, "kvroute_", "requests_running", "gauge", "Requests that a worker computes or answers");
     model_counts_each(ws, put_running, &(struct row){b, offsetof(struct model_counts, running)});
-    kvr_prom_family(b, "kvroute_", "requests_waiting", "gauge", "Requests that have been read and not been sent: for tokens, in the queue");
+    kvr_prom_family(b, "kvroute_", "requests_waiting", "gauge", "Requests that wait for tokens or in the queue");
     model_counts_each(ws, put_running, &(struct row){b, offsetof(struct model_counts, waiting)});
-    kvr_prom_family(
-        b, "kvroute_", "request_ends_total", "counter",
-        "Requests by how they ended: whole answers by their finish_reason (untold: none was seen), errors that a worker answered, "
-        "answers broken off, requests whose workers failed before a byte, requests refused here, clients that left");
+    kvr_prom_family(b, "kvroute_", "request_ends_total", "counter",
+                    "Requests by how they ended: finish_reason of whole answers (untold: none), a worker's error, broken off, workers "
+                    "failed before a byte, refused here, client left");
     model_counts_each(ws, put_ends, b);
     kvr_prom_family(b, "kvroute_", "slo_ttft_total", "counter", "Streams with x-slo-ttft-ms, by whether the first event came within it");
     model_counts_each(ws, put_slo, b);

@@ -39,13 +39,11 @@ enum tokens_made_by { MADE_BY_ROUTER, MADE_BY_ENGINE, MADE_BY_N };
 /* A histogram of seconds by model is a row: field, name, first end, factor, buckets, help. */
 #define MODEL_TIMES(X)                                                                                                                     \
     X(ttft, "time_to_first_token_seconds", 0.001, 2.1, 18, "From sending to the first stream event")                                       \
-    X(first_token, "request_first_token_seconds", 0.001, 2, 20,                                                                            \
-      "From a request's arrival to the first stream event: with tokens, queue and choice")                                                 \
-    X(duration, "request_duration_seconds", 0.001, 2, 20, "From a request's arrival to the end of its answer, of whole answers")           \
+    X(first_token, "request_first_token_seconds", 0.001, 2, 20, "From a request's arrival to the first stream event")                      \
+    X(duration, "request_duration_seconds", 0.001, 2, 20, "From a request's arrival to the end of a whole answer")                         \
     X(itl, "inter_token_latency_seconds", 0.001, 1.9, 13, "Between stream events")                                                         \
     X(per_token, "time_per_output_token_seconds", 0.001, 1.9, 13, "Of a stream: the mean time of a token after the first")                 \
-    X(queue_wait, "queue_wait_seconds", 0.00001, 4, 13,                                                                                    \
-      "From a prompt's tokens being known to a worker being chosen; requests that did not wait count too")
+    X(queue_wait, "queue_wait_seconds", 0.00001, 4, 13, "From a prompt's tokens being known to a worker being chosen")
 
 struct model_counts {
     struct model_counts *next;

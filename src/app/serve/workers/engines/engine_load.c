@@ -251,10 +251,10 @@ void engine_load_metrics(struct workers *ws, struct kvr_prom_page *b)
     static const struct {
         const char *name, *help;
     } rows[ROWS] = {{"load_age_seconds", "Since an engine's load was read"},
-                    {"load_stale", "1 when it is too old to be used"},
+                    {"load_stale", "1 when an engine's load is too old to be used"},
                     {"requests_running", "Requests that an engine says it runs"},
-                    {"requests_waiting", "Requests that it says wait in it"},
-                    {"kv_usage", "Share of its KV cache in use, as it says"}};
+                    {"requests_waiting", "Requests that wait in an engine, as it says"},
+                    {"kv_usage", "Share of KV cache in use, as the engine says"}};
     uint64_t now = now_ms();
     for (int k = 0; k < ROWS; k++) {
         kvr_prom_family(b, "kvroute_engine_", rows[k].name, "gauge", rows[k].help);
@@ -269,7 +269,7 @@ void engine_load_metrics(struct workers *ws, struct kvr_prom_page *b)
             }
     }
     bool any = ws->engine_loads.reports != NULL;
-    kvr_prom_one_if(b, any, "kvroute_", "engine_load_dropped_total", "counter", "Loads of the event plane that found the queue full",
+    kvr_prom_one_if(b, any, "kvroute_", "engine_load_dropped_total", "counter", "Loads that found the queue full",
                     any ? kvr_nats_sub_dropped(ws->engine_loads.reports) : 0);
 }
 

@@ -18,10 +18,10 @@ static void put_view_ages(struct kvr_prom_page *b, const struct kvr_view_status 
     put_family(b, "view_state_seconds", "gauge", "Since a view's state, or why it is no better, changed last");
     for (size_t i = 0; i < n; i++)
         if (st[i].since_ns) kvr_prom_put_double(b, KVR_PROM_PAIRS(RANK_OF(st[i])), (double)(now - KVR_MIN(now, st[i].since_ns)) / 1e9);
-    put_family(b, "kv_last_event_age_seconds", "gauge", "Since KV events of a rank were applied last; no sample before the first");
+    put_family(b, "kv_last_event_age_seconds", "gauge", "Since KV events of a rank were applied last");
     for (size_t i = 0; i < n; i++)
         if (st[i].heard_ns) kvr_prom_put_double(b, KVR_PROM_PAIRS(RANK_OF(st[i])), (double)(now - KVR_MIN(now, st[i].heard_ns)) / 1e9);
-    put_family(b, "kv_stream_connected", "gauge", "1 while the connection to a rank's KV events stands");
+    put_family(b, "kv_stream_connected", "gauge", "1 while connected to a rank's KV events");
     for (size_t i = 0; i < n; i++) kvr_prom_put_u64(b, KVR_PROM_PAIRS(RANK_OF(st[i])), st[i].connected);
 }
 
@@ -60,9 +60,9 @@ static void put_view_tiers(struct workers *ws, struct kvr_prom_page *b, const st
     size_t told;
     struct tier_sample *x = told_tiers(ws, b, st, n, &told);
 #define TIER_OF(x) RANK_OF(x), KVR_PROM_TEXT("tier", kvr_tier_name((x).tier))
-    put_family(b, "view_tier_blocks", "gauge", "Blocks that a rank keeps in a lower tier, of tiers that events tell of");
+    put_family(b, "view_tier_blocks", "gauge", "Blocks that a rank keeps in a lower tier, by events");
     for (size_t i = 0; i < told; i++) kvr_prom_put_u64(b, KVR_PROM_PAIRS(TIER_OF(x[i])), x[i].blocks);
-    put_family(b, "view_tier_knowledge", "gauge", "1 for the state that the view of such a tier is in: whole, partial, unknown");
+    put_family(b, "view_tier_knowledge", "gauge", "1 for the state of a tier's view: whole, partial, unknown");
     for (size_t i = 0; i < told; i++)
         for (int k = KVR_VIEW_UNKNOWN; k <= KVR_VIEW_WHOLE; k++)
             kvr_prom_put_u64(b, KVR_PROM_PAIRS(TIER_OF(x[i]), KVR_PROM_TEXT("state", kvr_view_knowledge_name((enum kvr_view_knowledge)k))),
@@ -76,13 +76,12 @@ static void put_views(struct workers *ws, struct kvr_prom_page *b)
     size_t n;
     struct kvr_view_status *st = views_status(ws, &n);
     if (!st) b->out->failed = true;
-    put_family(b, "view_trusted", "gauge", "1 when the view of a rank's cache is of use: whole or partial");
+    put_family(b, "view_trusted", "gauge", "1 when a view is of use: whole or partial");
     for (size_t i = 0; i < n; i++) kvr_prom_put_u64(b, KVR_PROM_PAIRS(RANK_OF(st[i])), st[i].trusted);
     kvr_view_metrics(b, st, n);
     put_view_ages(b, st, n);
     put_view_tiers(ws, b, st, n);
-    put_gauge(b, "view_supposed_blocks", "Blocks in partial views for which only answers of their engines speak",
-              (double)atomic_load(&ws->view_supposed));
+    put_gauge(b, "view_supposed_blocks", "Blocks in partial views known by answers alone", (double)atomic_load(&ws->view_supposed));
     put_family(b, "view_recovering", "gauge", "1 while what a view has lost is being fetched");
     for (size_t i = 0; i < n; i++) kvr_prom_put_u64(b, KVR_PROM_PAIRS(RANK_OF(st[i])), st[i].repairing && !st[i].trusted);
 #define PUT(name, help)                                                                                                                    \
