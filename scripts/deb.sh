@@ -13,7 +13,7 @@ mkdir kvroute && tar xf "$tarball" -C kvroute --strip-components 1
 cd kvroute
 library=build/tokenizer/target/release/libkvr_tokenizer.so
 if [ -e "$root/$library" ]; then install -D "$root/$library" "$library"; fi
-if [ -d "$root/build/llhttp" ]; then cp -r "$root/build/llhttp" build/; fi # where Debian has it inside another package only
+if [ -d "$root/build/llhttp" ]; then mkdir -p build && cp -r "$root/build/llhttp" build/; fi # where Debian has it inside another package only
 dpkg-buildpackage -b -us -uc -d >../log 2>&1 || { tail -40 ../log >&2; exit 1; }
 cd ..
 rm -rf kvroute

@@ -28,6 +28,7 @@ def _load(name, path):
     return module
 
 
+sys.path.append(os.path.join(ROOT, "tests/e2e"))  # behind: both have a conftest
 _parts = _load("e2e_parts", os.path.join(ROOT, "tests/e2e/conftest.py"))
 Process, Serve, Answer, call, wait_for, free_ports = (
     _parts.Process, _parts.Serve, _parts.Answer, _parts.call, _parts.wait_for, _parts.free_ports)
