@@ -77,6 +77,12 @@ struct tallies {
     bool *decays; /* prefill_front has a duration */
 };
 
+/* The key is beside the slot: who looks up every holder of a prompt touches one line for each. */
+struct place {
+    struct kvr_worker worker;
+    uint32_t slot; /* + 1; 0: free */
+};
+
 /* A freed piece; its memory begins with this. */
 struct spare {
     struct spare *next;
@@ -95,7 +101,7 @@ struct kvr_load {
     size_t slots_cap, slots_n;
     struct spare *spares[SPARE_CLASSES]; /* freed memory that is kept, by size class */
     size_t spare_bytes;
-    uint32_t *slot_table; /* (worker, rank) -> slot + 1, open addressing; made anew when ranks change */
+    struct place *slot_table; /* (worker, rank) -> slot, open addressing; made anew when ranks change */
     size_t slot_table_cap;
 };
 
@@ -417,18 +423,22 @@ static size_t slot_place(const struct kvr_load *ld, struct kvr_worker w)
     size_t mask = ld->slot_table_cap - 1;
     uint64_t secret = kvr_secret();
     size_t i = kvr_mix64_keyed(kvr_mix64_keyed(w.worker_id, secret) + w.dp_rank, secret) & mask;
-    for (uint32_t slot; (slot = ld->slot_table[i]) != 0; i = (i + 1) & mask) {
-        const struct kvr_worker *there = &ld->slots[slot - 1].worker;
-        if (there->worker_id == w.worker_id && there->dp_rank == w.dp_rank) break;
-    }
+    for (const struct place *p; (p = &ld->slot_table[i])->slot; i = (i + 1) & mask)
+        if (p->worker.worker_id == w.worker_id && p->worker.dp_rank == w.dp_rank) break;
     return i;
 }
 
 long kvr_load_slot_of(const struct kvr_load *ld, struct kvr_worker w)
 {
     if (!ld->slot_table_cap) return -KVR_ENOTFOUND;
-    uint32_t slot = ld->slot_table[slot_place(ld, w)];
+    uint32_t slot = ld->slot_table[slot_place(ld, w)].slot;
     return slot ? (long)slot - 1 : -KVR_ENOTFOUND;
+}
+
+static void place_slot(struct kvr_load *ld, size_t slot)
+{
+    struct kvr_worker w = ld->slots[slot].worker;
+    ld->slot_table[slot_place(ld, w)] = (struct place){w, (uint32_t)slot + 1};
 }
 
 /* Room for one more rank is made before the rank is added, so this cannot fail. */
@@ -436,7 +446,7 @@ static void slot_table_fill(struct kvr_load *ld)
 {
     memset(ld->slot_table, 0, ld->slot_table_cap * sizeof *ld->slot_table);
     for (size_t i = 0; i < ld->slots_n; i++)
-        if (ld->slots[i].used) ld->slot_table[slot_place(ld, ld->slots[i].worker)] = (uint32_t)i + 1;
+        if (ld->slots[i].used) place_slot(ld, i);
 }
 
 static int slot_table_reserve(struct kvr_load *ld)
@@ -444,7 +454,7 @@ static int slot_table_reserve(struct kvr_load *ld)
     size_t cap = ld->slot_table_cap ? ld->slot_table_cap : 16;
     while (cap < (ld->slots_n + 1) * 2) cap *= 2;
     if (cap == ld->slot_table_cap) return 0;
-    uint32_t *t = kvr_mem_get(&ld->mem, cap * sizeof *t);
+    struct place *t = kvr_mem_get(&ld->mem, cap * sizeof *t);
     if (!t) return -KVR_ENOMEM;
     kvr_mem_put(&ld->mem, ld->slot_table, ld->slot_table_cap * sizeof *t);
     ld->slot_table = t;
@@ -550,7 +560,7 @@ static int slot_add(struct kvr_load *ld, struct kvr_worker w)
     if (slots_reserve(ld, i + 1) || slot_table_reserve(ld)) return -KVR_ENOMEM;
     ld->slots[i] = (struct slot){.used = true, .worker = w};
     if (i == ld->slots_n) ld->slots_n++;
-    ld->slot_table[slot_place(ld, w)] = (uint32_t)i + 1;
+    place_slot(ld, i);
     return 0;
 }
 
