@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Choosing among 1,000 workers with everything on; a queue of 100,000; the book's memory; replicas' traffic. */
+/*
+ * Choosing among 1,000 workers with everything on, and among few and many; a queue of 100,000; the book's memory; replicas' traffic.
+ *
+ * usage: bench_schedule [WORKERS [plain|all|linear|softmax]]: with WORKERS only one kind of choice among so many
+ */
 #include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -347,13 +351,34 @@ static void bench_replicas(void)
     kvr_sync_destroy(b.sync);
 }
 
-int main(void)
+static void bench_one(const struct kvr_router_config *base, uint64_t workers, const char *kind)
+{
+    struct kvr_router_config c = *base;
+    bool all = strcmp(kind, "plain") != 0 && strcmp(kind, "linear") != 0;
+    if (!strcmp(kind, "linear") || !strcmp(kind, "softmax")) c.cost.kind = KVR_COST_LINEAR;
+    if (!strcmp(kind, "softmax")) c.cost.temperature = 0.5;
+    if (all) {
+        c.cost.credit_decay = 1;
+        c.cost.request_weight = 1;
+        c.cost.shared_multiplier = 0.5;
+        c.busy = (struct kvr_busy_thresholds){0.95, 1e9, 100};
+    }
+    bench_choice(kind, &c, all, workers);
+}
+
+int main(int argc, char **argv)
 {
     setvbuf(stdout, NULL, _IOLBF, 0);
-    struct kvr_router_config c;
+    struct kvr_router_config c, plain;
     struct kvr_alloc alloc = {counted, NULL};
     kvr_router_config_init(&c);
     c.alloc = &alloc;
+    plain = c;
+    plain.fit_ttft = true;
+    if (argc > 1) {
+        bench_one(&plain, strtoull(argv[1], NULL, 10), argc > 2 ? argv[2] : "plain");
+        return 0;
+    }
     c.cost.kind = KVR_COST_LINEAR;
     bench_choice("linear", &c, false, WORKERS);
     c.cost.credit_decay = 1;
@@ -366,8 +391,10 @@ int main(void)
     c.cost.temperature = 0;
     c.cost.kind = KVR_COST_DELAY;
     c.fit_ttft = true;
-    bench_choice("delay, everything on", &c, true, WORKERS);
-    bench_choice("delay, everything on", &c, true, 10 * (uint64_t)WORKERS);
+    for (uint64_t n = 10; n <= 10 * (uint64_t)WORKERS; n *= 10) {
+        bench_choice("delay, everything on", &c, true, n);
+        bench_choice("delay", &plain, false, n);
+    }
     bench_queue(KVR_QUEUE_FCFS, "fcfs", 1);
     bench_queue(KVR_QUEUE_WSPT, "wspt", 1);
     bench_queue(KVR_QUEUE_WSPT, "wspt", 64);

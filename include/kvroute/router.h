@@ -251,7 +251,7 @@ struct kvr_router_result {
     uint32_t ahead_decoding;              /* requests there that had their first token */
     uint64_t active_blocks;               /* KV blocks in use there, with this request's */
     uint64_t waited_ns;                   /* in the queue */
-    size_t candidates;
+    size_t candidates, place;             /* place: of the chosen one among them */
     bool pinned, preferred, trusted;
     bool scored; /* chosen by cost (kv mode, not pinned or preferred) */
     struct kvr_router_times times;
@@ -285,6 +285,10 @@ KVR_API int kvr_router_overload(struct kvr_router *router, const struct kvr_rout
  * with it. Returns: how many. */
 KVR_API size_t kvr_router_candidates(const struct kvr_router_ctx *ctx, const struct kvr_candidate **candidates,
                                      const struct kvr_cost **costs);
+/* One of them, for who needs no list. */
+KVR_API void kvr_router_candidate(const struct kvr_router_ctx *ctx, size_t at, struct kvr_candidate *candidate, struct kvr_cost *cost);
+/* The places of the m cheapest, cheapest first; of equal ones the first is first. Returns: how many. */
+KVR_API size_t kvr_router_cheapest(const struct kvr_router_ctx *ctx, size_t *at, size_t m);
 /* The terms of that decision's delay costs, of its candidates at[m], as they were then. Returns: false, and nothing is written, when the
  * cost is another. */
 KVR_API bool kvr_router_delays(const struct kvr_router_ctx *ctx, const size_t *at, size_t m, struct kvr_delay *out);

@@ -12,7 +12,13 @@
 
 void kvr_lock_init(struct kvr_lock *l, enum kvr_lock_rank rank)
 {
-    pthread_mutex_init(&l->mutex, NULL);
+    pthread_mutexattr_t a;
+    pthread_mutexattr_init(&a);
+#ifdef __GLIBC__
+    pthread_mutexattr_settype(&a, PTHREAD_MUTEX_ADAPTIVE_NP);
+#endif
+    pthread_mutex_init(&l->mutex, &a);
+    pthread_mutexattr_destroy(&a);
 #ifdef KVR_LOCK_CHECKS
     l->rank = rank;
 #else

@@ -13,7 +13,7 @@
  *
  * Children are found through one table keyed by (parent, first hash of the edge).
  */
-#include "base/base.h"
+#include "load/columns.h"
 
 #include <math.h>
 #include <string.h>
@@ -62,13 +62,25 @@ struct request {
 struct slot {
     struct kvr_worker worker;
     bool used;
-    uint32_t requests_n, prefills_n, undated; /* undated: prefills without a duration */
-    uint64_t weight;                          /* of all active blocks */
-    uint64_t prefill_tokens;                  /* sum, not decayed */
-    uint64_t anchor_ns;                       /* when prefill_front became the front */
-    uint64_t front_ns, front_tokens;          /* its prefill_ns and prefill_tokens, so that a walk of all slots visits no requests */
-    bool front_dated;                         /* it has a duration */
+    uint32_t undated;                /* prefills without a duration */
+    uint64_t anchor_ns;              /* when prefill_front became the front */
+    uint64_t front_ns, front_tokens; /* its prefill_ns and prefill_tokens, so that a walk of all slots visits no requests */
     struct request *requests, *prefill_front, *prefill_back;
+};
+
+/* Of each slot, what every decision reads, field by field: 25 bytes in a row of each instead of a line or two. Zeroes where none is used.
+ */
+struct tallies {
+    uint64_t *weight;         /* of all active blocks */
+    uint64_t *prefill_tokens; /* sum, not decayed */
+    uint32_t *requests, *prefills;
+    bool *decays; /* prefill_front has a duration */
+};
+
+/* The key is beside the slot: who looks up every holder of a prompt touches one line for each. */
+struct place {
+    struct kvr_worker worker;
+    uint32_t slot; /* + 1; 0: free */
 };
 
 /* A freed piece; its memory begins with this. */
@@ -85,10 +97,11 @@ struct kvr_load {
     size_t requests_cap, requests_n;
     struct request *oldest, *newest;
     struct slot *slots;
+    struct tallies of; /* room for as many */
     size_t slots_cap, slots_n;
     struct spare *spares[SPARE_CLASSES]; /* freed memory that is kept, by size class */
     size_t spare_bytes;
-    uint32_t *slot_table; /* (worker, rank) -> slot + 1, open addressing; made anew when ranks change */
+    struct place *slot_table; /* (worker, rank) -> slot, open addressing; made anew when ranks change */
     size_t slot_table_cap;
 };
 
@@ -251,7 +264,7 @@ static int ref_add(struct kvr_load *ld, struct edge *e, uint32_t slot)
         }
     if (refs_reserve(ld, e, e->refs_n + 1)) return -KVR_ENOMEM;
     e->refs[e->refs_n++] = (struct ref){slot, 1, ONE};
-    ld->slots[slot].weight += e->len * ONE;
+    ld->of.weight[slot] += e->len * ONE;
     return 0;
 }
 
@@ -266,7 +279,7 @@ static void ref_drop(struct kvr_load *ld, struct edge *e, uint32_t slot)
 {
     struct ref *r = ref_of(e, slot);
     if (--r->count) return;
-    ld->slots[slot].weight -= e->len * r->weight;
+    ld->of.weight[slot] -= e->len * r->weight;
     *r = e->refs[--e->refs_n];
 }
 
@@ -276,7 +289,7 @@ static void chain_weigh(struct kvr_load *ld, const struct request *rq, uint32_t 
     for (struct edge *e = rq->end; e && e != &ld->root; e = e->parent) {
         struct ref *r = ref_of(e, rq->slot);
         if (r->count > 1) return; /* those above it are shared too */
-        ld->slots[rq->slot].weight += e->len * weight - e->len * r->weight;
+        ld->of.weight[rq->slot] += e->len * weight - e->len * r->weight;
         r->weight = weight;
     }
 }
@@ -410,18 +423,22 @@ static size_t slot_place(const struct kvr_load *ld, struct kvr_worker w)
     size_t mask = ld->slot_table_cap - 1;
     uint64_t secret = kvr_secret();
     size_t i = kvr_mix64_keyed(kvr_mix64_keyed(w.worker_id, secret) + w.dp_rank, secret) & mask;
-    for (uint32_t slot; (slot = ld->slot_table[i]) != 0; i = (i + 1) & mask) {
-        const struct kvr_worker *there = &ld->slots[slot - 1].worker;
-        if (there->worker_id == w.worker_id && there->dp_rank == w.dp_rank) break;
-    }
+    for (const struct place *p; (p = &ld->slot_table[i])->slot; i = (i + 1) & mask)
+        if (p->worker.worker_id == w.worker_id && p->worker.dp_rank == w.dp_rank) break;
     return i;
 }
 
 long kvr_load_slot_of(const struct kvr_load *ld, struct kvr_worker w)
 {
     if (!ld->slot_table_cap) return -KVR_ENOTFOUND;
-    uint32_t slot = ld->slot_table[slot_place(ld, w)];
+    uint32_t slot = ld->slot_table[slot_place(ld, w)].slot;
     return slot ? (long)slot - 1 : -KVR_ENOTFOUND;
+}
+
+static void place_slot(struct kvr_load *ld, size_t slot)
+{
+    struct kvr_worker w = ld->slots[slot].worker;
+    ld->slot_table[slot_place(ld, w)] = (struct place){w, (uint32_t)slot + 1};
 }
 
 /* Room for one more rank is made before the rank is added, so this cannot fail. */
@@ -429,7 +446,7 @@ static void slot_table_fill(struct kvr_load *ld)
 {
     memset(ld->slot_table, 0, ld->slot_table_cap * sizeof *ld->slot_table);
     for (size_t i = 0; i < ld->slots_n; i++)
-        if (ld->slots[i].used) ld->slot_table[slot_place(ld, ld->slots[i].worker)] = (uint32_t)i + 1;
+        if (ld->slots[i].used) place_slot(ld, i);
 }
 
 static int slot_table_reserve(struct kvr_load *ld)
@@ -437,7 +454,7 @@ static int slot_table_reserve(struct kvr_load *ld)
     size_t cap = ld->slot_table_cap ? ld->slot_table_cap : 16;
     while (cap < (ld->slots_n + 1) * 2) cap *= 2;
     if (cap == ld->slot_table_cap) return 0;
-    uint32_t *t = kvr_mem_get(&ld->mem, cap * sizeof *t);
+    struct place *t = kvr_mem_get(&ld->mem, cap * sizeof *t);
     if (!t) return -KVR_ENOMEM;
     kvr_mem_put(&ld->mem, ld->slot_table, ld->slot_table_cap * sizeof *t);
     ld->slot_table = t;
@@ -446,47 +463,104 @@ static int slot_table_reserve(struct kvr_load *ld)
     return 0;
 }
 
-/* See "Prefill decay" in the header. Of every slot, for every decision: floor and ceil would be calls. */
-static uint64_t decayed_prefill(const struct slot *s, uint64_t now)
+/* See "Prefill decay" in the header. Of a slot whose front has a duration; floor and ceil would be calls. */
+static uint64_t decayed_prefill(const struct slot *s, uint64_t sum, uint64_t now)
 {
-    if (!s->front_dated) return s->prefill_tokens;
     uint64_t elapsed = now > s->anchor_ns ? now - s->anchor_ns : 0;
     double share = s->front_ns ? (double)elapsed / (double)s->front_ns : 1, tokens = (double)s->front_tokens;
     if (s->undated) {
         double left = tokens * (1 - KVR_MIN(share, 1.0));
         uint64_t whole = (uint64_t)left;
-        return s->prefill_tokens - s->front_tokens + whole + ((double)whole < left);
+        return sum - s->front_tokens + whole + ((double)whole < left);
     }
     double gone = tokens * share;
-    return gone >= (double)s->prefill_tokens ? 0 : s->prefill_tokens - (uint64_t)gone;
+    return gone >= (double)sum ? 0 : sum - (uint64_t)gone;
 }
 
-static struct kvr_rank_load load_of(const struct slot *s, uint64_t now_ns)
+static uint64_t prefill_of(const struct kvr_load *ld, size_t i, uint64_t now)
 {
-    return (struct kvr_rank_load){s->worker, decayed_prefill(s, now_ns), (s->weight + ONE / 2) / ONE, s->requests_n, s->prefills_n};
+    return ld->of.decays[i] ? decayed_prefill(&ld->slots[i], ld->of.prefill_tokens[i], now) : ld->of.prefill_tokens[i];
+}
+
+static inline uint64_t whole_blocks(uint64_t weight)
+{
+    return (weight + ONE / 2) / ONE;
 }
 
 int kvr_load_get(const struct kvr_load *ld, size_t slot, uint64_t now_ns, struct kvr_rank_load *out)
 {
     if (slot >= ld->slots_n || !ld->slots[slot].used) return -KVR_ENOTFOUND;
-    *out = load_of(&ld->slots[slot], now_ns);
+    *out = (struct kvr_rank_load){ld->slots[slot].worker, prefill_of(ld, slot, now_ns), whole_blocks(ld->of.weight[slot]),
+                                  ld->of.requests[slot], ld->of.prefills[slot]};
     return 0;
 }
 
 void kvr_load_get_all(const struct kvr_load *ld, uint64_t now_ns, struct kvr_rank_load *out)
 {
-    for (size_t i = 0; i < ld->slots_n; i++) out[i] = ld->slots[i].used ? load_of(&ld->slots[i], now_ns) : (struct kvr_rank_load){0};
+    for (size_t i = 0; i < ld->slots_n; i++)
+        if (kvr_load_get(ld, i, now_ns, &out[i])) out[i] = (struct kvr_rank_load){0};
+}
+
+void kvr__load_columns(const struct kvr_load *ld, uint64_t now_ns, const struct kvr__load_columns *out)
+{
+    size_t n = ld->slots_n;
+    if (!n) return;
+    for (size_t i = 0; i < n; i++) out->blocks[i] = whole_blocks(ld->of.weight[i]);
+    memcpy(out->requests, ld->of.requests, n * sizeof *out->requests);
+    memcpy(out->prefills, ld->of.prefills, n * sizeof *out->prefills);
+    memcpy(out->prefill_tokens, ld->of.prefill_tokens, n * sizeof *out->prefill_tokens);
+    for (size_t i = 0; i < n; i++)
+        if (ld->of.decays[i]) out->prefill_tokens[i] = decayed_prefill(&ld->slots[i], out->prefill_tokens[i], now_ns);
+}
+
+enum { TALLY = 2 * sizeof(uint64_t) + 2 * sizeof(uint32_t) + sizeof(bool) }; /* bytes of a slot */
+
+/* Each array behind the one before, widest first; in memory for `cap` of each. */
+static struct tallies tallies_in(char *memory, size_t cap)
+{
+    struct tallies t = {.weight = (void *)memory};
+    t.prefill_tokens = t.weight + cap;
+    t.requests = (void *)(t.prefill_tokens + cap);
+    t.prefills = t.requests + cap;
+    t.decays = (void *)(t.prefills + cap);
+    return t;
+}
+
+static int slots_reserve(struct kvr_load *ld, size_t n)
+{
+    size_t cap = ld->slots_cap, old = cap;
+    struct slot *slots = ld->slots;
+    if (n <= old) return 0;
+    while (cap < n) cap = cap ? 2 * cap : 16;
+    char *memory = kvr_mem_zget(&ld->mem, cap * TALLY);
+    if (!memory) return -KVR_ENOMEM;
+    if (!(slots = kvr_mem_resize(&ld->mem, slots, old * sizeof *slots, cap * sizeof *slots))) {
+        kvr_mem_put(&ld->mem, memory, cap * TALLY);
+        return -KVR_ENOMEM;
+    }
+    struct tallies t = tallies_in(memory, cap);
+    if (old) {
+        memcpy(t.weight, ld->of.weight, old * sizeof *t.weight);
+        memcpy(t.prefill_tokens, ld->of.prefill_tokens, old * sizeof *t.prefill_tokens);
+        memcpy(t.requests, ld->of.requests, old * sizeof *t.requests);
+        memcpy(t.prefills, ld->of.prefills, old * sizeof *t.prefills);
+        memcpy(t.decays, ld->of.decays, old * sizeof *t.decays);
+    }
+    kvr_mem_put(&ld->mem, ld->of.weight, old * TALLY);
+    ld->of = t;
+    ld->slots = slots;
+    ld->slots_cap = cap;
+    return 0;
 }
 
 static int slot_add(struct kvr_load *ld, struct kvr_worker w)
 {
     size_t i = 0;
     while (i < ld->slots_n && ld->slots[i].used) i++;
-    if (kvr_mem_grow(&ld->mem, (void **)&ld->slots, &ld->slots_cap, i + 1, sizeof *ld->slots)) return -KVR_ENOMEM;
-    if (slot_table_reserve(ld)) return -KVR_ENOMEM;
+    if (slots_reserve(ld, i + 1) || slot_table_reserve(ld)) return -KVR_ENOMEM;
     ld->slots[i] = (struct slot){.used = true, .worker = w};
     if (i == ld->slots_n) ld->slots_n++;
-    ld->slot_table[slot_place(ld, w)] = (uint32_t)i + 1;
+    place_slot(ld, i);
     return 0;
 }
 
@@ -587,11 +661,12 @@ static void heard_of(struct kvr_load *ld, struct request *rq, uint64_t now_ns)
     lease_link(ld, rq);
 }
 
-static void set_front(struct slot *s, struct request *rq, uint64_t now_ns)
+static void set_front(struct kvr_load *ld, uint32_t slot, struct request *rq, uint64_t now_ns)
 {
+    struct slot *s = &ld->slots[slot];
     s->prefill_front = rq;
     s->anchor_ns = now_ns;
-    s->front_dated = rq && rq->has_duration;
+    ld->of.decays[slot] = rq && rq->has_duration;
     s->front_ns = rq ? rq->prefill_ns : 0;
     s->front_tokens = rq ? rq->prefill_tokens : 0;
 }
@@ -602,10 +677,10 @@ static void prefill_link(struct kvr_load *ld, struct request *rq, uint64_t now_n
     if (!rq->prefill_tokens) return;
     rq->prefill_prev = s->prefill_back;
     if (s->prefill_back) s->prefill_back->prefill_next = rq;
-    else set_front(s, rq, now_ns);
+    else set_front(ld, rq->slot, rq, now_ns);
     s->prefill_back = rq;
-    s->prefill_tokens += rq->prefill_tokens;
-    s->prefills_n++;
+    ld->of.prefill_tokens[rq->slot] += rq->prefill_tokens;
+    ld->of.prefills[rq->slot]++;
     s->undated += !rq->has_duration;
 }
 
@@ -613,11 +688,11 @@ static void prefill_unlink(struct kvr_load *ld, struct request *rq, uint64_t now
 {
     struct slot *s = &ld->slots[rq->slot];
     if (!rq->prefill_tokens) return;
-    if (s->prefill_front == rq) set_front(s, rq->prefill_next, now_ns);
+    if (s->prefill_front == rq) set_front(ld, rq->slot, rq->prefill_next, now_ns);
     else rq->prefill_prev->prefill_next = rq->prefill_next;
     *(rq->prefill_next ? &rq->prefill_next->prefill_prev : &s->prefill_back) = rq->prefill_prev;
-    s->prefill_tokens -= rq->prefill_tokens;
-    s->prefills_n--;
+    ld->of.prefill_tokens[rq->slot] -= rq->prefill_tokens;
+    ld->of.prefills[rq->slot]--;
     s->undated -= !rq->has_duration;
     rq->prefill_tokens = 0;
     rq->prefill_next = rq->prefill_prev = NULL;
@@ -633,7 +708,7 @@ static void request_link(struct kvr_load *ld, struct request *rq)
     rq->slot_next = s->requests;
     if (s->requests) s->requests->slot_prev = rq;
     s->requests = rq;
-    s->requests_n++;
+    ld->of.requests[rq->slot]++;
     ld->requests_n++;
 }
 
@@ -643,7 +718,7 @@ static void request_unlink(struct kvr_load *ld, struct request *rq)
     lease_unlink(ld, rq);
     if (rq->slot_next) rq->slot_next->slot_prev = rq->slot_prev;
     *(rq->slot_prev ? &rq->slot_prev->slot_next : &ld->slots[rq->slot].requests) = rq->slot_next;
-    ld->slots[rq->slot].requests_n--;
+    ld->of.requests[rq->slot]--;
     ld->requests_n--;
 }
 
@@ -651,7 +726,7 @@ static void request_end(struct kvr_load *ld, struct request *rq, uint64_t now_ns
 {
     enter_phase(ld, rq, NOWHERE, now_ns);
     chain_release(ld, rq->end, rq->slot);
-    ld->slots[rq->slot].weight -= rq->own_weight;
+    ld->of.weight[rq->slot] -= rq->own_weight;
     prefill_unlink(ld, rq, now_ns);
     request_unlink(ld, rq);
     piece_put(ld, rq, sizeof *rq + rq->id_len);
@@ -691,7 +766,7 @@ int kvr_load_add(struct kvr_load *ld, const struct kvr_load_request *in)
                                           .ahead_tokens = met.active_prefill_tokens,
                                           .active_blocks = met.active_decode_blocks + in->seqs_n + in->private_blocks,
                                           .generating = met.active_requests - met.active_prefills};
-    ld->slots[slot].weight += rq->own_weight;
+    ld->of.weight[slot] += rq->own_weight;
     enter_phase(ld, rq, WAITING, in->now_ns);
     prefill_link(ld, rq, in->now_ns);
     request_link(ld, rq);
@@ -732,9 +807,9 @@ int kvr_load_output_blocks(struct kvr_load *ld, const char *id, size_t id_len, u
     if (!(fraction <= 1)) return -KVR_EINVAL;
     struct request *rq = request_find(ld, id, id_len);
     if (!rq) return -KVR_ENOTFOUND;
-    struct slot *s = &ld->slots[rq->slot];
+    uint64_t *sum = &ld->of.weight[rq->slot];
     note_blocks(&rq->course, n, now_ns);
-    s->weight -= rq->own_weight;
+    *sum -= rq->own_weight;
     if (fraction < 0) {
         rq->own_weight += n * ONE;
     } else {
@@ -742,7 +817,7 @@ int kvr_load_output_blocks(struct kvr_load *ld, const char *id, size_t id_len, u
         rq->own_weight = (rq->private_blocks + rq->course.blocks) * weight;
         chain_weigh(ld, rq, weight);
     }
-    s->weight += rq->own_weight;
+    *sum += rq->own_weight;
     heard_of(ld, rq, now_ns);
     return 0;
 }
@@ -867,6 +942,7 @@ void kvr_load_destroy(struct kvr_load *ld)
     kvr_mem_put(&ld->mem, ld->edges, ld->edges_cap * sizeof(struct edge *));
     kvr_mem_put(&ld->mem, ld->requests, ld->requests_cap * sizeof(struct request *));
     kvr_mem_put(&ld->mem, ld->slots, ld->slots_cap * sizeof *ld->slots);
+    kvr_mem_put(&ld->mem, ld->of.weight, ld->slots_cap * TALLY);
     kvr_mem_put(&ld->mem, ld->slot_table, ld->slot_table_cap * sizeof *ld->slot_table);
     struct kvr_mem mem = ld->mem;
     kvr_mem_put(&mem, ld, sizeof *ld);
@@ -896,8 +972,10 @@ bool kvr_load_validate(const struct kvr_load *ld, const char **reason)
                     if (e->refs[k].slot == i) weight += e->len * e->refs[k].weight;
         if (!s->used) continue;
         const struct request *front = s->prefill_front;
-        bool front_known = front ? s->front_tokens == front->prefill_tokens && s->front_dated == front->has_duration : !s->front_dated;
-        if (weight != s->weight || prefill != s->prefill_tokens || queued != prefill || requests != s->requests_n || !front_known) {
+        bool decays = ld->of.decays[i],
+             front_known = front ? s->front_tokens == front->prefill_tokens && decays == front->has_duration : !decays;
+        if (weight != ld->of.weight[i] || prefill != ld->of.prefill_tokens[i] || queued != prefill || requests != ld->of.requests[i] ||
+            !front_known) {
             *reason = "load: a rank's sums differ from its requests";
             return false;
         }

@@ -22,6 +22,8 @@
 
 #include "base/base.h"
 #include "base/lock.h"
+#include "load/columns.h"
+#include "select/columns.h"
 
 enum { TAINT_WORDS = KVR_TAINTS_MAX / 64, TAINT_NAME_MAX = 128 };
 
@@ -49,17 +51,20 @@ static inline double kvr__batch_tokens(const struct worker_info *w)
     return w->max_num_batched_tokens ? (double)w->max_num_batched_tokens : 1e7;
 }
 
-struct rank_info { /* parallel to the slots of the load table; what every decision reads comes first */
+struct rank_info { /* parallel to the slots of the load table */
     struct kvr_worker worker;
     bool known, untrusted, decode_latched;
-    bool stores_nothing; /* though it has computed some: what is being computed there will not be cached */
-    uint32_t owner;      /* place in `workers` */
-    uint64_t kv_used_blocks, turn;
-    double pressure;          /* of `stored` and `removed` */
+    bool stores_nothing;      /* though it has computed some: what is being computed there will not be cached */
     struct kvr_turnover seen; /* of the index, at the last look */
     double stored, removed;   /* of late */
     uint32_t sent;            /* requests of a block or more to compute, since stores were seen last */
     bool fresh;               /* its slot changed hands when slots were looked at last */
+};
+
+/* Of a rank: who is not above one of these is not overloaded, unless it is latched. */
+struct busy_lines {
+    uint64_t prefill_tokens, blocks;
+    uint64_t engine_blocks; /* in use, as the engine says */
 };
 
 struct kvr_router {
@@ -70,6 +75,17 @@ struct kvr_router {
     struct kvr_load *load;
     struct rank_info *infos;
     size_t infos_cap;
+    /* by slot: what every decision reads of a rank */
+    uint32_t *owners; /* place in `workers` */
+    uint64_t *turns;
+    double *pressures; /* of `stored` and `removed` */
+    struct busy_lines *lines;
+    size_t owners_cap, turns_cap, pressures_cap, lines_cap;
+    size_t slots_n;         /* that have all these */
+    uint64_t ranks_changed; /* number of the last change of ranks */
+    bool any_silent;        /* some rank stores nothing, or did */
+    bool any_blocked;       /* some worker is, or was */
+    bool any_latched, lines_are_old;
     uint32_t *order; /* slots in use, by (worker, rank): choices do not depend on who came first */
     size_t order_n, order_cap;
     struct worker_info *workers;
@@ -89,6 +105,19 @@ struct kvr_router {
     bool stopping;
 };
 
+/* What a decision knows of each rank, field by field: a decision is a few walks over a few arrays, and whole candidates are written for
+ * those that somebody looks at. */
+struct rank_columns {
+    struct kvr_worker *workers;
+    uint64_t *prefill_tokens, *blocks; /* of the book; when costs are made, what the request would meet and leave there */
+    uint64_t *turns;
+    double *pressures, *factors, *copies, *shared, *leans, *worth, *costs;
+    uint32_t *requests, *prefills;
+    uint32_t *depths; /* leading blocks in use; when costs are made, what is pending */
+    uint32_t *device, *host, *disk, *external;
+    bool has_tiers, has_leans; /* without, those past the device and `leans` are not written, and count as 0 */
+};
+
 struct kvr_router_ctx {
     struct kvr_router *router;
     struct kvr_mem mem;
@@ -99,17 +128,17 @@ struct kvr_router_ctx {
     size_t overlaps_cap, predicted_cap;
     struct kvr_reach *reaches;
     size_t reaches_cap;
-    /* by slot */
-    struct kvr_rank_load *loads; /* as of this decision */
-    uint32_t *depths, *device;
-    uint32_t *host, *disk, *external; /* only while lower tiers have been seen */
-    /* by candidate */
-    uint32_t *slots;
+    struct rank_columns by_slot;
+    struct kvr__columns of; /* by_slot, as the costs take it */
+    uint32_t *slots;        /* by candidate, as those below, which are filled for who asks */
     struct kvr_candidate *candidates;
     struct kvr_cost *costs;
     size_t ranks_cap, candidates_n;
+    bool filled;
+    uint64_t ranks_changed; /* when `workers` of by_slot was written */
     /* of this decision: candidates are read when the lock is given back */
     struct kvr_cost_config cost;
+    struct kvr__crowd crowd;
     uint64_t isl;
     uint32_t longest; /* most blocks that a trusted rank holds on any tier */
     struct kvr_delay_model model;
@@ -141,10 +170,14 @@ size_t kvr__booked_seqs(const struct prompt *p, const struct kvr_router_config *
 
 /* schedule.c; under the lock */
 int kvr__reserve_ranks(struct kvr_router_ctx *c, size_t n);
+void kvr__free_ranks(struct kvr_router_ctx *c);
 void kvr__spread(struct kvr_router *r, struct kvr_router_ctx *c, const struct prompt *p, uint64_t now);
-/* After kvr__spread. */
-void kvr__candidate(const struct kvr_router *r, const struct kvr_router_ctx *c, const struct prompt *p, size_t slot,
-                    struct kvr_candidate *out);
+/* After kvr__spread: with the request there. */
+void kvr__expect(const struct kvr_router *r, struct kvr_router_ctx *c, const struct prompt *p, size_t from, size_t to);
+/* After kvr__expect, or of the last decision. */
+void kvr__candidate(const struct kvr_router_ctx *c, size_t slot, struct kvr_candidate *out);
+/* Of the last decision, with what it costs. */
+void kvr__whole(const struct kvr_router_ctx *c, size_t at, struct kvr_candidate *out, struct kvr_cost *cost);
 /* Slots that may serve the request into c->slots; overload is ignored here. */
 int kvr__eligible(struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_router_request *rq, size_t *n,
                   struct kvr_router_result *res);
@@ -158,7 +191,7 @@ bool kvr__model_is_old(const struct kvr_router *r, uint32_t worker);
 void kvr__record(struct kvr_router *r, const struct prompt *p, struct kvr_worker worker);
 uint64_t kvr__uncached(const struct kvr_cost_config *cost, uint64_t isl, uint64_t cached);
 /* Prompt tokens that a rank will have when the request has its turn. */
-uint64_t kvr__expected(const struct kvr_router *r, const struct kvr_candidate *k, const struct kvr_cost *cost);
+uint64_t kvr__expected(const struct kvr_router *r, uint64_t pending_blocks, uint64_t cached_tokens);
 long kvr__taint(const struct kvr_router *r, const char *name);
 
 /* Under the lock. Returns: 0: somebody who is not overloaded is eligible; -KVR_EOVERLOADED, or another error of kvr__eligible. */

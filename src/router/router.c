@@ -97,6 +97,10 @@ void kvr_router_destroy(struct kvr_router *r)
     kvr_queue_destroy(r->queue);
     kvr_load_destroy(r->load);
     kvr_mem_put(&r->mem, r->infos, r->infos_cap * sizeof *r->infos);
+    kvr_mem_put(&r->mem, r->owners, r->owners_cap * sizeof *r->owners);
+    kvr_mem_put(&r->mem, r->turns, r->turns_cap * sizeof *r->turns);
+    kvr_mem_put(&r->mem, r->pressures, r->pressures_cap * sizeof *r->pressures);
+    kvr_mem_put(&r->mem, r->lines, r->lines_cap * sizeof *r->lines);
     kvr_mem_put(&r->mem, r->order, r->order_cap * sizeof *r->order);
     kvr_mem_put(&r->mem, r->workers, r->workers_cap * sizeof *r->workers);
     kvr_mem_put(&r->mem, r->models, r->models_cap * sizeof *r->models);
@@ -133,10 +137,7 @@ void kvr_router_ctx_destroy(struct kvr_router_ctx *c)
     kvr_mem_put(&c->mem, c->overlaps, c->overlaps_cap * sizeof *c->overlaps);
     kvr_mem_put(&c->mem, c->predicted, c->predicted_cap * sizeof *c->predicted);
     kvr_mem_put(&c->mem, c->reaches, c->reaches_cap * sizeof *c->reaches);
-    kvr_mem_put(&c->mem, c->candidates, c->ranks_cap * sizeof *c->candidates);
-    kvr_mem_put(&c->mem, c->costs, c->ranks_cap * sizeof *c->costs);
-    kvr_mem_put(&c->mem, c->depths, 5 * c->ranks_cap * sizeof *c->depths);
-    kvr_mem_put(&c->mem, c->loads, c->ranks_cap * sizeof *c->loads);
+    kvr__free_ranks(c);
     struct kvr_mem mem = c->mem;
     kvr_mem_put(&mem, c, sizeof *c);
 }
@@ -172,6 +173,7 @@ void kvr_router_set_busy(struct kvr_router *r, const struct kvr_busy_thresholds 
     if (b->decode_blocks_frac >= 0) r->config.busy.decode_blocks_frac = b->decode_blocks_frac;
     if (b->prefill_tokens >= 0) r->config.busy.prefill_tokens = b->prefill_tokens;
     if (b->prefill_tokens_frac >= 0) r->config.busy.prefill_tokens_frac = b->prefill_tokens_frac;
+    r->lines_are_old = true;
     kvr_unlock(&r->lock);
 }
 
@@ -188,6 +190,7 @@ int kvr_router_start_over(struct kvr_router *r, const struct kvr_policy *policy,
     if (rc) return rc;
     kvr_lock(&r->lock);
     r->config.busy = *busy;
+    r->lines_are_old = true;
     init_models(r);
     kvr_unlock(&r->lock);
     return 0;
@@ -212,8 +215,8 @@ static struct worker_info *worker_find(struct kvr_router *r, uint64_t id)
         if (r->infos[r->order[mid]].worker.worker_id < id) low = mid + 1;
         else high = mid;
     }
-    const struct rank_info *rank = low < r->order_n ? &r->infos[r->order[low]] : NULL;
-    return rank && rank->worker.worker_id == id ? &r->workers[rank->owner] : NULL;
+    bool known = low < r->order_n && r->infos[r->order[low]].worker.worker_id == id;
+    return known ? &r->workers[r->owners[r->order[low]]] : NULL;
 }
 
 static struct worker_info *worker_make(struct kvr_router *r, uint64_t id)
@@ -247,14 +250,21 @@ static void sync_info(struct kvr_router *r, size_t slot)
     struct kvr_rank_load l;
     if (kvr_load_get(r->load, slot, 0, &l)) {
         info->known = false;
+        r->lines[slot].engine_blocks = 0;
         return;
     }
     info->fresh = !info->known || kvr_worker_cmp(info->worker, l.worker) != 0;
-    if (info->fresh) *info = (struct rank_info){.worker = l.worker, .known = true, .fresh = true};
-    struct worker_info *w = info->owner < r->workers_n ? &r->workers[info->owner] : NULL;
+    if (info->fresh) {
+        *info = (struct rank_info){.worker = l.worker, .known = true, .fresh = true};
+        r->owners[slot] = 0;
+        r->turns[slot] = 0;
+        r->pressures[slot] = 0;
+        r->lines[slot] = (struct busy_lines){0};
+    }
+    struct worker_info *w = r->owners[slot] < r->workers_n ? &r->workers[r->owners[slot]] : NULL;
     if (!w || !w->used || w->id != l.worker.worker_id) w = worker_seek(r, l.worker.worker_id);
     KVR_ASSERT(w);
-    info->owner = (uint32_t)(w - r->workers);
+    r->owners[slot] = (uint32_t)(w - r->workers);
 }
 
 static void order_slot(struct kvr_router *r, size_t slot)
@@ -264,13 +274,32 @@ static void order_slot(struct kvr_router *r, size_t slot)
     r->order[at] = (uint32_t)slot;
 }
 
+static int grow_zeroed(struct kvr_router *r, void *list, size_t *cap, size_t n, size_t bytes)
+{
+    size_t old = *cap;
+    void **memory = list;
+    if (kvr_mem_grow(&r->mem, memory, cap, n, bytes)) return -KVR_ENOMEM;
+    if (*cap > old) memset((char *)*memory + old * bytes, 0, (*cap - old) * bytes);
+    return 0;
+}
+
+static int grow_by_slot(struct kvr_router *r, size_t n)
+{
+    return grow_zeroed(r, &r->infos, &r->infos_cap, n, sizeof *r->infos) ||
+           grow_zeroed(r, &r->owners, &r->owners_cap, n, sizeof *r->owners) ||
+           grow_zeroed(r, &r->turns, &r->turns_cap, n, sizeof *r->turns) ||
+           grow_zeroed(r, &r->pressures, &r->pressures_cap, n, sizeof *r->pressures) ||
+           grow_zeroed(r, &r->lines, &r->lines_cap, n, sizeof *r->lines) || grow_zeroed(r, &r->order, &r->order_cap, n, sizeof *r->order);
+}
+
 /* Slots that changed hands start afresh. The others keep their order, so that a worker more costs no sorting of all. */
 static int sync_infos(struct kvr_router *r)
 {
-    size_t n = kvr_load_slots(r->load), old_cap = r->infos_cap, kept = 0;
-    if (kvr_mem_grow(&r->mem, (void **)&r->infos, &r->infos_cap, n, sizeof *r->infos)) return -KVR_ENOMEM;
-    if (r->infos_cap > old_cap) memset(r->infos + old_cap, 0, (r->infos_cap - old_cap) * sizeof *r->infos);
-    if (kvr_mem_grow(&r->mem, (void **)&r->order, &r->order_cap, n, sizeof *r->order)) return -KVR_ENOMEM;
+    size_t n = kvr_load_slots(r->load), kept = 0;
+    if (grow_by_slot(r, n)) return -KVR_ENOMEM;
+    r->ranks_changed++;
+    r->slots_n = n;
+    r->lines_are_old = true;
     for (size_t i = 0; i < n; i++) sync_info(r, i);
     for (size_t k = 0; k < r->order_n; k++) {
         const struct rank_info *info = &r->infos[r->order[k]];
@@ -315,6 +344,8 @@ void kvr_router_set_schedulable(struct kvr_router *r, uint64_t worker_id, bool s
     kvr_lock(&r->lock);
     struct worker_info *w = worker_find(r, worker_id);
     if (w) w->blocked = !schedulable;
+    r->any_blocked = !schedulable;
+    for (size_t i = 0; i < r->workers_n && !r->any_blocked; i++) r->any_blocked = r->workers[i].used && r->workers[i].blocked;
     kvr__dispatch(r);
     kvr_unlock(&r->lock);
 }
@@ -326,6 +357,7 @@ void kvr_router_set_limits(struct kvr_router *r, uint64_t worker_id, uint64_t ma
     if (w) {
         w->max_num_batched_tokens = max_num_batched_tokens;
         w->total_kv_blocks = total_kv_blocks;
+        r->lines_are_old = true;
     }
     kvr__dispatch(r);
     kvr_unlock(&r->lock);
@@ -348,8 +380,8 @@ void kvr_router_set_trusted(struct kvr_router *r, struct kvr_worker w, bool trus
 void kvr_router_set_kv_used(struct kvr_router *r, struct kvr_worker w, uint64_t blocks)
 {
     kvr_lock(&r->lock);
-    struct rank_info *i = info_of(r, w);
-    if (i) i->kv_used_blocks = blocks;
+    long slot = kvr_load_slot_of(r->load, w);
+    if (slot >= 0) r->lines[slot].engine_blocks = blocks;
     kvr_unlock(&r->lock);
 }
 
@@ -488,24 +520,44 @@ int kvr_router_find_best_match(struct kvr_router *r, struct kvr_router_ctx *c, c
     return 0;
 }
 
-size_t kvr_router_candidates(const struct kvr_router_ctx *c, const struct kvr_candidate **candidates, const struct kvr_cost **costs)
+size_t kvr_router_cheapest(const struct kvr_router_ctx *c, size_t *at, size_t m)
 {
-    *candidates = c->candidates;
-    *costs = c->costs;
-    return c->candidates_n;
+    const double *costs = c->by_slot.costs;
+    size_t n = 0;
+    for (size_t i = 0; i < c->candidates_n && m; i++) {
+        double cost = costs[c->slots[i]];
+        if (n == m && cost >= costs[c->slots[at[m - 1]]]) continue;
+        size_t k = n < m ? n++ : m - 1;
+        for (; k > 0 && costs[c->slots[at[k - 1]]] > cost; k--) at[k] = at[k - 1];
+        at[k] = i;
+    }
+    return n;
+}
+
+void kvr_router_candidate(const struct kvr_router_ctx *c, size_t at, struct kvr_candidate *candidate, struct kvr_cost *cost)
+{
+    KVR_ASSERT(at < c->candidates_n);
+    kvr__whole(c, at, candidate, cost);
 }
 
 bool kvr_router_delays(const struct kvr_router_ctx *c, const size_t *at, size_t m, struct kvr_delay *out)
 {
     if (c->candidates_n == 0 || c->cost.kind != KVR_COST_DELAY) return false;
-    kvr_delays_of(&c->cost, c->router->config.block_size, c->isl, c->candidates, c->candidates_n, at, m, out);
+    for (size_t i = 0; i < m; i++) {
+        struct kvr_candidate k;
+        KVR_ASSERT(at[i] < c->candidates_n);
+        kvr__candidate(c, c->slots[at[i]], &k);
+        out[i] = kvr__delay(&c->cost, c->router->config.block_size, c->isl, &c->crowd, &k);
+    }
     return true;
 }
 
 uint64_t kvr_router_prefill_of(const struct kvr_router_ctx *c, size_t at)
 {
-    KVR_ASSERT(at < c->candidates_n);
-    return kvr__uncached(&c->cost, c->isl, kvr__expected(c->router, &c->candidates[at], &c->costs[at]));
+    struct kvr_candidate k;
+    struct kvr_cost cost;
+    kvr_router_candidate(c, at, &k, &cost);
+    return kvr__uncached(&c->cost, c->isl, kvr__expected(c->router, (uint64_t)k.pending_blocks, cost.cached_tokens));
 }
 
 /* ---- models ------------------------------------------------------------------------------------------ */
@@ -704,7 +756,7 @@ size_t kvr_router_expire_requests(struct kvr_router *r, uint64_t older_than_ns)
 static void take_turn(struct kvr_router *r, struct kvr_worker w)
 {
     long slot = kvr_load_slot_of(r->load, w);
-    if (slot >= 0) r->infos[slot].turn = ++r->decisions;
+    if (slot >= 0) r->turns[slot] = ++r->decisions;
 }
 
 static int apply_remote(struct kvr_router *r, const struct kvr_load_event *ev, uint64_t now)
@@ -834,11 +886,14 @@ long kvr_router_potential_loads(struct kvr_router *r, struct kvr_router_ctx *c, 
     kvr_lock(&r->lock);
     size_t n = r->order_n;
     rc = kvr__reserve_ranks(c, kvr_load_slots(r->load));
-    if (rc == 0) kvr__spread(r, c, &p, now);
+    if (rc == 0 && n) {
+        kvr__spread(r, c, &p, now);
+        kvr__expect(r, c, &p, 0, r->slots_n);
+    }
     for (size_t i = 0; i < KVR_MIN(n, cap) && rc == 0; i++) {
         struct kvr_candidate cand;
         struct kvr_cost cost;
-        kvr__candidate(r, c, &p, r->order[i], &cand);
+        kvr__candidate(c, r->order[i], &cand);
         kvr_cost_of(&p.cost, r->config.block_size, isl, &cand, 1, &cost);
         out[i] = (struct kvr_potential_load){cand.worker, cand.active_prefill_tokens + kvr__uncached(&p.cost, p.isl, cost.cached_tokens),
                                              cand.decode_blocks, cand.active_requests};

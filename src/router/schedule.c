@@ -5,36 +5,57 @@
 
 #include "router/internal.h"
 
+/* ---- memory ------------------------------------------------------------------------------------------ */
+
+static void *carve(char **memory, size_t bytes)
+{
+    void *piece = *memory;
+    *memory += bytes;
+    return piece;
+}
+
+enum { RANK_BYTES = sizeof(struct kvr_worker) + 10 * sizeof(uint64_t) + 8 * sizeof(uint32_t) };
+
+/* Widest first. */
+static void columns_in(struct kvr_router_ctx *c, char *memory, size_t cap)
+{
+    struct rank_columns *k = &c->by_slot;
+    uint64_t **counts[] = {&k->prefill_tokens, &k->blocks, &k->turns};
+    double **numbers[] = {&k->pressures, &k->factors, &k->copies, &k->shared, &k->leans, &k->worth, &k->costs};
+    uint32_t **words[] = {&k->requests, &k->prefills, &k->depths, &k->device, &k->host, &k->disk, &k->external, &c->slots};
+    k->workers = carve(&memory, cap * sizeof *k->workers);
+    for (size_t i = 0; i < KVR_ARRAY_LEN(counts); i++) *counts[i] = carve(&memory, cap * sizeof(uint64_t));
+    for (size_t i = 0; i < KVR_ARRAY_LEN(numbers); i++) *numbers[i] = carve(&memory, cap * sizeof(double));
+    for (size_t i = 0; i < KVR_ARRAY_LEN(words); i++) *words[i] = carve(&memory, cap * sizeof(uint32_t));
+}
+
+void kvr__free_ranks(struct kvr_router_ctx *c)
+{
+    kvr_mem_put(&c->mem, c->by_slot.workers, c->ranks_cap * RANK_BYTES);
+    kvr_mem_put(&c->mem, c->candidates, c->ranks_cap * sizeof *c->candidates);
+    kvr_mem_put(&c->mem, c->costs, c->ranks_cap * sizeof *c->costs);
+}
+
 int kvr__reserve_ranks(struct kvr_router_ctx *c, size_t n)
 {
-    enum { ARRAYS = 6 };
+    c->candidates_n = 0; /* the arrays are another question's from now on */
     if (n <= c->ranks_cap) return 0;
     size_t cap = n + 16;
-    struct kvr_candidate *cand = kvr_mem_get(&c->mem, cap * sizeof *cand);
-    struct kvr_cost *costs = kvr_mem_get(&c->mem, cap * sizeof *costs);
-    uint32_t *words = kvr_mem_zget(&c->mem, ARRAYS * cap * sizeof *words);
-    struct kvr_rank_load *loads = kvr_mem_get(&c->mem, cap * sizeof *loads);
-    if (!cand || !costs || !words || !loads) {
-        kvr_mem_put(&c->mem, cand, cap * sizeof *cand);
+    char *memory = kvr_mem_zget(&c->mem, cap * RANK_BYTES);
+    struct kvr_candidate *candidates = kvr_mem_get(&c->mem, cap * sizeof *candidates);
+    struct kvr_cost *costs = kvr_mem_zget(&c->mem, cap * sizeof *costs);
+    if (!memory || !candidates || !costs) {
+        kvr_mem_put(&c->mem, memory, cap * RANK_BYTES);
+        kvr_mem_put(&c->mem, candidates, cap * sizeof *candidates);
         kvr_mem_put(&c->mem, costs, cap * sizeof *costs);
-        kvr_mem_put(&c->mem, words, ARRAYS * cap * sizeof *words);
-        kvr_mem_put(&c->mem, loads, cap * sizeof *loads);
         return -KVR_ENOMEM;
     }
-    kvr_mem_put(&c->mem, c->candidates, c->ranks_cap * sizeof *cand);
-    kvr_mem_put(&c->mem, c->costs, c->ranks_cap * sizeof *costs);
-    kvr_mem_put(&c->mem, c->depths, ARRAYS * c->ranks_cap * sizeof *words);
-    kvr_mem_put(&c->mem, c->loads, c->ranks_cap * sizeof *loads);
-    c->loads = loads;
-    c->candidates = cand;
+    kvr__free_ranks(c);
+    columns_in(c, memory, cap);
+    c->candidates = candidates;
     c->costs = costs;
-    c->depths = words;
-    c->slots = words + cap;
-    c->device = words + 2 * cap;
-    c->host = words + 3 * cap;
-    c->disk = words + 4 * cap;
-    c->external = words + 5 * cap;
     c->ranks_cap = cap;
+    c->ranks_changed = 0;
     return 0;
 }
 
@@ -49,7 +70,7 @@ static bool has_id(const uint64_t *ids, size_t n, uint64_t id)
 
 static struct worker_info *worker_of(struct kvr_router *r, uint32_t slot)
 {
-    return &r->workers[r->infos[slot].owner];
+    return &r->workers[r->owners[slot]];
 }
 
 /* Marks the workers of the allow-list, so that the walk over the ranks asks one word each. */
@@ -115,6 +136,12 @@ static int pinned_slot(struct kvr_router *r, const struct kvr_router_request *rq
     return 0;
 }
 
+/* Nobody is left out. */
+static bool takes_all(const struct kvr_router *r, const struct kvr_router_request *rq)
+{
+    return !r->any_blocked && !rq->allowed && !rq->pinned && !rq->excluded_n && !rq->required_n;
+}
+
 int kvr__eligible(struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_router_request *rq, size_t *n_out,
                   struct kvr_router_result *res)
 {
@@ -130,6 +157,9 @@ int kvr__eligible(struct kvr_router *r, struct kvr_router_ctx *c, const struct k
     }
     if (res->preferred || (res->pinned && !rq->pin_any_rank)) {
         c->slots[n++] = (uint32_t)slot;
+    } else if (taints_exist && takes_all(r, rq)) {
+        n = r->order_n;
+        if (n) memcpy(c->slots, r->order, n * sizeof *c->slots);
     } else if (taints_exist) {
         if (rq->allowed) mark_allowed(r, rq);
         for (size_t i = 0; i < r->order_n; i++) {
@@ -170,13 +200,14 @@ static double lean_of(const struct taints *t, const struct lean *leans, size_t n
     return sum;
 }
 
-static bool rank_is_over(const struct kvr_router *r, struct rank_info *i, const struct worker_info *w, const struct kvr_rank_load *l)
+static bool rank_is_over(const struct kvr_router *r, struct rank_info *i, const struct worker_info *w, uint64_t prefill_tokens,
+                         uint64_t blocks, uint64_t engine_blocks)
 {
     const struct kvr_busy_thresholds *b = &r->config.busy;
-    double batch = kvr__batch_tokens(w), prefill = (double)(int64_t)l->active_prefill_tokens;
+    double batch = kvr__batch_tokens(w), prefill = (double)(int64_t)prefill_tokens;
     if (b->decode_blocks_frac >= 0 && w->total_kv_blocks) {
-        double line = b->decode_blocks_frac * (double)w->total_kv_blocks, book = (double)(int64_t)l->active_decode_blocks,
-               engine = (double)(int64_t)i->kv_used_blocks;
+        double line = b->decode_blocks_frac * (double)w->total_kv_blocks, book = (double)(int64_t)blocks,
+               engine = (double)(int64_t)engine_blocks;
         if (book > line || engine > line) i->decode_latched = true;
         else if (book < line && engine < line) i->decode_latched = false;
         if (i->decode_latched) return true;
@@ -191,16 +222,52 @@ static bool watches_overload(const struct kvr_router *r)
     return b->decode_blocks_frac >= 0 || b->prefill_tokens >= 0 || b->prefill_tokens_frac >= 0;
 }
 
+/* The largest count that is not above `line`. */
+static uint64_t whole_line(double line)
+{
+    return line < 0x1p63 ? (uint64_t)line : UINT64_MAX;
+}
+
+static void draw_lines(struct kvr_router *r)
+{
+    const struct kvr_busy_thresholds *b = &r->config.busy;
+    for (size_t i = 0; i < r->slots_n; i++) {
+        const struct worker_info *w = worker_of(r, (uint32_t)i);
+        bool decode = b->decode_blocks_frac >= 0 && w->total_kv_blocks;
+        double prefill = b->prefill_tokens >= 0 ? b->prefill_tokens : INFINITY;
+        if (b->prefill_tokens_frac >= 0) prefill = KVR_MIN(prefill, b->prefill_tokens_frac * kvr__batch_tokens(w));
+        r->lines[i].prefill_tokens = whole_line(prefill);
+        r->lines[i].blocks = whole_line(decode ? b->decode_blocks_frac * (double)w->total_kv_blocks : INFINITY);
+    }
+    r->lines_are_old = false;
+}
+
+/* Whether a rank may be overloaded: one compare for each threshold, where rank_is_over looks more closely. A count above a line is above
+ * the line's whole part, too, however both were rounded. */
+static bool may_be_over(struct kvr_router *r, const struct rank_columns *k)
+{
+    bool any = r->any_latched;
+    if (r->lines_are_old) draw_lines(r);
+    for (size_t i = 0; i < r->slots_n; i++) {
+        const struct busy_lines *l = &r->lines[i];
+        any |= (k->prefill_tokens[i] > l->prefill_tokens) | (k->blocks[i] > l->blocks) | (l->engine_blocks > l->blocks);
+    }
+    return any;
+}
+
 /* A worker is overloaded when all its ranks are. Removes those from c->slots. */
 static size_t drop_overloaded(struct kvr_router *r, struct kvr_router_ctx *c, size_t n)
 {
-    if (!watches_overload(r)) return n;
+    if (!watches_overload(r) || !may_be_over(r, &c->by_slot)) return n;
     const struct worker_info *last = NULL;
     bool any = false;
+    r->any_latched = false;
     for (size_t i = 0; i < r->order_n; i++) { /* a worker's ranks are neighbours */
-        struct rank_info *info = &r->infos[r->order[i]];
-        struct worker_info *w = &r->workers[info->owner];
-        bool over = rank_is_over(r, info, w, &c->loads[r->order[i]]);
+        uint32_t slot = r->order[i];
+        struct worker_info *w = worker_of(r, slot);
+        bool over =
+            rank_is_over(r, &r->infos[slot], w, c->by_slot.prefill_tokens[slot], c->by_slot.blocks[slot], r->lines[slot].engine_blocks);
+        r->any_latched |= r->infos[slot].decode_latched;
         w->over = w == last ? w->over && over : over;
         any |= over;
         last = w;
@@ -214,25 +281,34 @@ static size_t drop_overloaded(struct kvr_router *r, struct kvr_router_ctx *c, si
 
 /* ---- candidates -------------------------------------------------------------------------------------- */
 
+static void read_loads(const struct kvr_router *r, struct kvr_router_ctx *c, uint64_t now)
+{
+    const struct rank_columns *k = &c->by_slot;
+    kvr__load_columns(r->load, now, &(struct kvr__load_columns){k->prefill_tokens, k->blocks, k->requests, k->prefills});
+}
+
 /* depth: cumulative, by tier. */
 static void note_reach(const struct kvr_router *r, struct kvr_router_ctx *c, struct kvr_worker w, const uint32_t *depth)
 {
+    struct rank_columns *k = &c->by_slot;
     long slot = kvr_load_slot_of(r->load, w);
     if (slot < 0 || r->infos[slot].untrusted) return;
-    c->device[slot] = KVR_MAX(c->device[slot], depth[KVR_TIER_DEVICE]);
-    c->host[slot] = depth[KVR_TIER_HOST_PINNED] - depth[KVR_TIER_DEVICE];
-    c->disk[slot] = depth[KVR_TIER_DISK] - depth[KVR_TIER_HOST_PINNED];
-    c->external[slot] = depth[KVR_TIER_EXTERNAL] - depth[KVR_TIER_DISK];
+    k->device[slot] = KVR_MAX(k->device[slot], depth[KVR_TIER_DEVICE]);
     c->longest = KVR_MAX(c->longest, depth[KVR_TIER_EXTERNAL]);
+    if (!k->has_tiers) return;
+    k->host[slot] = depth[KVR_TIER_HOST_PINNED] - depth[KVR_TIER_DEVICE];
+    k->disk[slot] = depth[KVR_TIER_DISK] - depth[KVR_TIER_HOST_PINNED];
+    k->external[slot] = depth[KVR_TIER_EXTERNAL] - depth[KVR_TIER_DISK];
 }
 
 /* The device will have so many blocks: what of them is in lower tiers is not to be read. */
 static void raise_device(struct kvr_router_ctx *c, size_t slot, uint32_t depth)
 {
-    uint32_t more = depth - KVR_MIN(depth, c->device[slot]), *lower[] = {&c->host[slot], &c->disk[slot], &c->external[slot]};
-    c->device[slot] += more;
+    struct rank_columns *k = &c->by_slot;
+    uint32_t more = depth - KVR_MIN(depth, k->device[slot]), *lower[] = {&k->host[slot], &k->disk[slot], &k->external[slot]};
+    k->device[slot] += more;
     c->longest = KVR_MAX(c->longest, depth);
-    for (size_t i = 0; i < KVR_ARRAY_LEN(lower); i++) {
+    for (size_t i = 0; i < KVR_ARRAY_LEN(lower) && k->has_tiers; i++) {
         uint32_t less = KVR_MIN(more, *lower[i]);
         *lower[i] -= less;
         more -= less;
@@ -242,14 +318,14 @@ static void raise_device(struct kvr_router_ctx *c, size_t slot, uint32_t depth)
 /* Spreads overlaps and active blocks over slots; ranks that are not trusted count as holding nothing. */
 void kvr__spread(struct kvr_router *r, struct kvr_router_ctx *c, const struct prompt *p, uint64_t now)
 {
-    size_t slots = kvr_load_slots(r->load);
+    struct rank_columns *k = &c->by_slot;
+    size_t bytes = kvr_load_slots(r->load) * sizeof *k->device;
     c->model = (struct kvr_delay_model){r->fleet, r->generation, p->expected_output};
     c->longest = 0;
-    kvr_load_get_all(r->load, now, c->loads);
-    memset(c->device, 0, slots * sizeof *c->device);
-    memset(c->host, 0, slots * sizeof *c->host);
-    memset(c->disk, 0, slots * sizeof *c->disk);
-    memset(c->external, 0, slots * sizeof *c->external);
+    k->has_tiers = p->reaches_n > 0;
+    read_loads(r, c, now);
+    memset(k->device, 0, bytes);
+    if (k->has_tiers) memset(k->host, 0, bytes), memset(k->disk, 0, bytes), memset(k->external, 0, bytes);
     for (size_t i = 0; i < p->overlaps_n; i++) {
         uint32_t d = p->overlaps[i].depth;
         note_reach(r, c, p->overlaps[i].worker, (const uint32_t[KVR_TIER_COUNT]){d, d, d, d});
@@ -259,7 +335,7 @@ void kvr__spread(struct kvr_router *r, struct kvr_router_ctx *c, const struct pr
         long slot = kvr_load_slot_of(r->load, p->predicted[i].worker);
         if (slot >= 0) raise_device(c, (size_t)slot, p->predicted[i].depth);
     }
-    kvr_load_project(r->load, p->seqs, kvr__booked_seqs(p, &r->config), c->depths);
+    kvr_load_project(r->load, p->seqs, kvr__booked_seqs(p, &r->config), k->depths);
 }
 
 static double shared_past(const struct kvr_router_request *rq, double device)
@@ -280,53 +356,121 @@ double kvr__factor(const struct kvr_router *r, uint32_t worker)
     return kvr__model_is_old(r, worker) ? 1 : r->models[worker].factor.value;
 }
 
-static inline void fill_candidate(const struct kvr_router *r, const struct kvr_router_ctx *c, const struct prompt *p, uint64_t booked,
-                                  size_t slot, struct kvr_candidate *out)
+/* Workers change rarely. */
+static void copy_workers(const struct kvr_router *r, struct kvr_router_ctx *c)
 {
-    const struct kvr_rank_load *l = &c->loads[slot];
-    const struct rank_info *i = &r->infos[slot];
-    out->worker = l->worker;
-    out->device_blocks = c->device[slot];
-    out->host_blocks = c->host[slot];
-    out->disk_blocks = c->disk[slot];
-    out->external_blocks = c->external[slot];
-    out->shared_blocks = out->taint_weight = out->copy_blocks = 0;
-    out->pending_blocks = i->stores_nothing ? 0 : c->depths[slot];
-    out->active_prefill_tokens = r->config.cost.track_prefill_tokens ? l->active_prefill_tokens : 0;
-    out->decode_blocks = r->config.track_active_blocks ? l->active_decode_blocks + (booked - c->depths[slot]) + p->private_blocks : 0;
-    out->active_requests = l->active_requests;
-    out->active_prefills = l->active_prefills;
-    out->turn = i->turn;
-    out->pressure = i->pressure;
-    out->model = &c->model;
-    out->factor = p->cost.kind == KVR_COST_DELAY ? kvr__factor(r, i->owner) : 1;
+    if (c->ranks_changed == r->ranks_changed) return;
+    for (size_t i = 0; i < r->slots_n; i++) c->by_slot.workers[i] = r->infos[i].worker;
+    c->ranks_changed = r->ranks_changed;
 }
 
-void kvr__candidate(const struct kvr_router *r, const struct kvr_router_ctx *c, const struct prompt *p, size_t slot,
-                    struct kvr_candidate *out)
+void kvr__expect(const struct kvr_router *r, struct kvr_router_ctx *c, const struct prompt *p, size_t from, size_t to)
 {
-    fill_candidate(r, c, p, kvr__booked_seqs(p, &r->config), slot, out);
+    struct rank_columns *k = &c->by_slot;
+    size_t n = to - from, booked = kvr__booked_seqs(p, &r->config);
+    bool delay = p->cost.kind == KVR_COST_DELAY;
+    copy_workers(r, c);
+    k->has_leans = false;
+    memcpy(k->turns + from, r->turns + from, n * sizeof *k->turns);
+    memcpy(k->pressures + from, r->pressures + from, n * sizeof *k->pressures);
+    if (!r->config.cost.track_prefill_tokens) memset(k->prefill_tokens + from, 0, n * sizeof *k->prefill_tokens);
+    if (r->config.track_active_blocks)
+        for (size_t i = from; i < to; i++) k->blocks[i] += booked - k->depths[i] + p->private_blocks;
+    else memset(k->blocks + from, 0, n * sizeof *k->blocks);
+    for (size_t i = from; i < to && r->any_silent; i++)
+        if (r->infos[i].stores_nothing) k->depths[i] = 0;
+    for (size_t i = from; i < to && delay; i++) k->factors[i] = kvr__factor(r, r->owners[i]);
+    c->of = (struct kvr__columns){.device = k->device,
+                                  .pending = k->depths,
+                                  .requests = k->requests,
+                                  .prefills = k->prefills,
+                                  .prefill_tokens = k->prefill_tokens,
+                                  .decode_blocks = k->blocks,
+                                  .turns = k->turns,
+                                  .pressure = k->pressures,
+                                  .factor = delay ? k->factors : NULL};
+}
+
+void kvr__candidate(const struct kvr_router_ctx *c, size_t slot, struct kvr_candidate *out)
+{
+    const struct rank_columns *k = &c->by_slot;
+    const struct kvr__columns *of = &c->of;
+    *out = (struct kvr_candidate){.worker = k->workers[slot],
+                                  .device_blocks = k->device[slot],
+                                  .host_blocks = k->has_tiers ? k->host[slot] : 0,
+                                  .disk_blocks = k->has_tiers ? k->disk[slot] : 0,
+                                  .external_blocks = k->has_tiers ? k->external[slot] : 0,
+                                  .shared_blocks = of->shared ? of->shared[slot] : 0,
+                                  .pending_blocks = k->depths[slot],
+                                  .copy_blocks = of->copies ? of->copies[slot] : 0,
+                                  .taint_weight = k->has_leans ? k->leans[slot] : 0,
+                                  .active_prefill_tokens = k->prefill_tokens[slot],
+                                  .decode_blocks = k->blocks[slot],
+                                  .active_requests = k->requests[slot],
+                                  .active_prefills = k->prefills[slot],
+                                  .model = &c->model,
+                                  .pressure = k->pressures[slot],
+                                  .factor = of->factor ? of->factor[slot] : 1,
+                                  .turn = k->turns[slot]};
+}
+
+static double effective_blocks(const struct kvr__columns *of, size_t slot)
+{
+    return of->device[slot] + (of->worth ? of->worth[slot] : 0);
+}
+
+void kvr__whole(const struct kvr_router_ctx *c, size_t at, struct kvr_candidate *out, struct kvr_cost *cost)
+{
+    size_t slot = c->slots[at];
+    double effective = effective_blocks(&c->of, slot);
+    kvr__candidate(c, slot, out);
+    *cost = (struct kvr_cost){c->by_slot.costs[slot], effective, c->costs[at].weight,
+                              kvr__cached_tokens(effective, c->router->config.block_size)};
+}
+
+/* All of them, for who looks at all. */
+static void write_down(struct kvr_router_ctx *c)
+{
+    for (size_t i = 0; i < c->candidates_n && !c->filled; i++) kvr__whole(c, i, &c->candidates[i], &c->costs[i]);
+    c->filled = true;
+}
+
+size_t kvr_router_candidates(const struct kvr_router_ctx *c, const struct kvr_candidate **candidates, const struct kvr_cost **costs)
+{
+    write_down((struct kvr_router_ctx *)(uintptr_t)c); /* they are what the decision left, whenever they are asked for */
+    *candidates = c->candidates;
+    *costs = c->costs;
+    return c->candidates_n;
 }
 
 /* ---- the choice -------------------------------------------------------------------------------------- */
 
-static size_t pick_least_loaded(const struct kvr_candidate *c, size_t n, struct kvr_rng *rng)
+static size_t pick_least_loaded(const struct kvr_router_ctx *c, size_t n, struct kvr_rng *rng)
 {
+    const uint32_t *requests = c->by_slot.requests;
     size_t at = 0;
-    uint32_t ties = 1;
+    uint32_t ties = 1, least = requests[c->slots[0]];
     for (size_t i = 1; i < n; i++) {
-        if (c[i].active_requests < c[at].active_requests) at = i, ties = 1;
-        else if (c[i].active_requests == c[at].active_requests && kvr_rng_below(rng, ++ties) == 0) at = i;
+        uint32_t here = requests[c->slots[i]];
+        if (here < least) at = i, ties = 1, least = here;
+        else if (here == least && kvr_rng_below(rng, ++ties) == 0) at = i;
     }
     return at;
 }
 
-static size_t pick_by_cost(struct kvr_router *r, const struct kvr_router_ctx *c, const struct kvr_cost_config *cost, size_t n)
+static size_t pick_by_cost(struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_cost_config *cost, size_t n)
 {
-    if (r->config.select) return r->config.select(r->config.select_ctx, c->candidates, c->costs, n);
-    if (cost->kind != KVR_COST_DELAY || cost->temperature > 0) return kvr_pick(c->costs, n, cost->temperature, &r->rng);
+    const double *costs = c->by_slot.costs;
+    if (r->config.select) {
+        write_down(c);
+        return r->config.select(r->config.select_ctx, c->candidates, c->costs, n);
+    }
+    if (cost->kind != KVR_COST_DELAY || cost->temperature > 0) {
+        for (size_t i = 0; i < n; i++) c->costs[i].cost = costs[c->slots[i]];
+        return kvr_pick(c->costs, n, cost->temperature, &r->rng);
+    }
     bool by_load = cost->decode_role && cost->overlap_credit <= 0;
-    return (by_load ? kvr_pick_calmest : kvr_pick_in_turn)(c->candidates, c->costs, n, KVR_TURN_TOLERANCE);
+    return (by_load ? kvr__pick_calmest : kvr__pick_in_turn)(&c->of, costs, c->slots, n, KVR_TURN_TOLERANCE);
 }
 
 static size_t pick_by_mode(struct kvr_router *r, struct kvr_router_ctx *c, enum kvr_router_mode mode, const struct kvr_cost_config *cost,
@@ -337,7 +481,7 @@ static size_t pick_by_mode(struct kvr_router *r, struct kvr_router_ctx *c, enum 
     switch (mode) {
     case KVR_MODE_ROUND_ROBIN: return (size_t)(r->turn++ % n);
     case KVR_MODE_RANDOM: at = kvr_rng_below(&rng, (uint32_t)n); break;
-    case KVR_MODE_LEAST_LOADED: at = pick_least_loaded(c->candidates, n, &rng); break;
+    case KVR_MODE_LEAST_LOADED: at = pick_least_loaded(c, n, &rng); break;
     case KVR_MODE_KV:
     case KVR_MODE_DIRECT: res->scored = true; return pick_by_cost(r, c, cost, n);
     }
@@ -345,10 +489,10 @@ static size_t pick_by_mode(struct kvr_router *r, struct kvr_router_ctx *c, enum 
     return at;
 }
 
-uint64_t kvr__expected(const struct kvr_router *r, const struct kvr_candidate *k, const struct kvr_cost *cost)
+uint64_t kvr__expected(const struct kvr_router *r, uint64_t pending_blocks, uint64_t cached_tokens)
 {
-    if (r->config.cost.kind != KVR_COST_DELAY) return cost->cached_tokens;
-    return KVR_MAX(cost->cached_tokens, (uint64_t)k->pending_blocks * r->config.block_size);
+    if (r->config.cost.kind != KVR_COST_DELAY) return cached_tokens;
+    return KVR_MAX(cached_tokens, pending_blocks * r->config.block_size);
 }
 
 uint64_t kvr__uncached(const struct kvr_cost_config *cost, uint64_t isl, uint64_t cached)
@@ -357,10 +501,10 @@ uint64_t kvr__uncached(const struct kvr_cost_config *cost, uint64_t isl, uint64_
 }
 
 /* What the rank's view says, whether it counted or not. */
-static uint32_t view_of(const struct kvr_router *r, const struct kvr_router_ctx *c, const struct prompt *p, size_t at)
+static uint32_t view_of(const struct kvr_router *r, const struct kvr_router_ctx *c, const struct prompt *p, size_t slot)
 {
-    struct kvr_worker w = c->candidates[at].worker;
-    if (!r->infos[c->slots[at]].untrusted) return c->device[c->slots[at]];
+    struct kvr_worker w = c->by_slot.workers[slot];
+    if (!r->infos[slot].untrusted) return c->by_slot.device[slot];
     for (size_t i = 0; i < p->overlaps_n; i++)
         if (kvr_worker_cmp(p->overlaps[i].worker, w) == 0) return p->overlaps[i].depth;
     for (size_t i = 0; i < p->reaches_n; i++)
@@ -368,57 +512,88 @@ static uint32_t view_of(const struct kvr_router *r, const struct kvr_router_ctx 
     return 0;
 }
 
-static uint32_t held_by(const struct kvr_candidate *k)
-{
-    return (uint32_t)(k->device_blocks + k->host_blocks + k->disk_blocks + k->external_blocks);
-}
-
 static void fill_result(const struct kvr_router *r, const struct kvr_router_ctx *c, const struct prompt *p, size_t at, size_t n,
                         struct kvr_router_result *res)
 {
-    const struct kvr_cost *cost = &c->costs[at];
-    res->worker = c->candidates[at].worker;
-    res->effective_blocks = cost->effective_blocks;
-    res->overlap_blocks = (uint32_t)lround(cost->effective_blocks);
-    res->cost = cost->cost;
-    res->cached_tokens = cost->cached_tokens;
-    res->pending_blocks = (uint32_t)c->candidates[at].pending_blocks;
-    res->prefill_tokens = kvr__uncached(&p->cost, p->isl, kvr__expected(r, &c->candidates[at], cost));
+    struct kvr_candidate k;
+    struct kvr_cost cost;
+    kvr__whole(c, at, &k, &cost);
+    res->worker = k.worker;
+    res->place = at;
+    res->effective_blocks = cost.effective_blocks;
+    res->overlap_blocks = (uint32_t)lround(cost.effective_blocks);
+    res->cost = cost.cost;
+    res->cached_tokens = cost.cached_tokens;
+    res->pending_blocks = (uint32_t)k.pending_blocks;
+    res->prefill_tokens = kvr__uncached(&p->cost, p->isl, kvr__expected(r, res->pending_blocks, cost.cached_tokens));
     res->required_blocks = (p->isl + r->config.block_size - 1) / r->config.block_size;
-    res->ahead_tokens = c->candidates[at].active_prefill_tokens;
-    res->ahead_decoding = c->candidates[at].active_requests - c->candidates[at].active_prefills;
-    res->active_blocks = c->candidates[at].decode_blocks;
-    res->view_blocks = view_of(r, c, p, at);
+    res->ahead_tokens = k.active_prefill_tokens;
+    res->ahead_decoding = k.active_requests - k.active_prefills;
+    res->active_blocks = k.decode_blocks;
+    res->view_blocks = view_of(r, c, p, c->slots[at]);
     res->trusted = !r->infos[c->slots[at]].untrusted;
     res->candidates = n;
-    res->held_blocks = held_by(&c->candidates[at]);
+    res->held_blocks = (uint32_t)(k.device_blocks + k.host_blocks + k.disk_blocks + k.external_blocks);
     res->held_tokens = (uint64_t)res->held_blocks * r->config.block_size;
-    res->tier_blocks[KVR_TIER_DEVICE] = (uint32_t)c->candidates[at].device_blocks;
-    res->tier_blocks[KVR_TIER_HOST_PINNED] = (uint32_t)c->candidates[at].host_blocks;
-    res->tier_blocks[KVR_TIER_DISK] = (uint32_t)c->candidates[at].disk_blocks;
-    res->tier_blocks[KVR_TIER_EXTERNAL] = (uint32_t)c->candidates[at].external_blocks;
+    res->tier_blocks[KVR_TIER_DEVICE] = (uint32_t)k.device_blocks;
+    res->tier_blocks[KVR_TIER_HOST_PINNED] = (uint32_t)k.host_blocks;
+    res->tier_blocks[KVR_TIER_DISK] = (uint32_t)k.disk_blocks;
+    res->tier_blocks[KVR_TIER_EXTERNAL] = (uint32_t)k.external_blocks;
     res->longest_blocks = c->longest;
-    res->copy_blocks = c->candidates[at].copy_blocks;
-    double best = 0;
-    for (size_t i = 0; i < n; i++) best = KVR_MAX(best, c->costs[i].effective_blocks);
-    res->best_blocks = best;
+    res->copy_blocks = k.copy_blocks;
 }
 
-/* Candidates for the slots in c->slots. */
-static void collect(struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_router_request *rq, const struct prompt *p, size_t n,
-                    struct kvr_router_result *res)
+/* Of the candidates in c->slots. */
+struct sums {
+    size_t from, to; /* their slots are among these */
+    uint64_t requests, prefills;
+    uint32_t most; /* blocks that one of them holds */
+};
+
+/* All ranks are those of all slots: one that is not used has nothing. */
+static struct sums sums_of(const struct kvr_router *r, const struct kvr_router_ctx *c, size_t n)
 {
-    struct lean leans[KVR_TAINTS_MAX];
-    size_t leans_n = rq->preferred_n ? leans_of(r, rq, leans) : 0, booked = kvr__booked_seqs(p, &r->config);
-    uint32_t most = 0;
-    for (size_t i = 0; i < n; i++) {
-        struct kvr_candidate *k = &c->candidates[i];
-        fill_candidate(r, c, p, booked, c->slots[i], k);
-        most = KVR_MAX(most, held_by(k));
-        if (leans_n) k->taint_weight = lean_of(&worker_of(r, c->slots[i])->taints, leans, leans_n);
-        if (rq->shared_n) k->shared_blocks = shared_past(rq, k->device_blocks);
+    const struct rank_columns *k = &c->by_slot;
+    struct sums s = {.from = SIZE_MAX};
+    bool all = n == r->order_n;
+    for (size_t i = 0; i < (all ? r->slots_n : n); i++) {
+        size_t slot = all ? i : c->slots[i];
+        uint32_t held = k->device[slot];
+        if (k->has_tiers) held += k->host[slot] + k->disk[slot] + k->external[slot];
+        s.from = KVR_MIN(s.from, slot);
+        s.to = KVR_MAX(s.to, slot + 1);
+        s.requests += k->requests[slot];
+        s.prefills += k->prefills[slot];
+        s.most = KVR_MAX(s.most, held);
     }
-    res->most_blocks = most;
+    return s;
+}
+
+/* What few requests ask for. After kvr__expect. */
+static void add_wishes(const struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_router_request *rq, size_t n)
+{
+    struct rank_columns *k = &c->by_slot;
+    struct lean leans[KVR_TAINTS_MAX];
+    size_t leans_n = rq->preferred_n ? leans_of(r, rq, leans) : 0;
+    k->has_leans = leans_n > 0;
+    for (size_t i = 0; i < n && leans_n; i++) k->leans[c->slots[i]] = lean_of(&r->workers[r->owners[c->slots[i]]].taints, leans, leans_n);
+    for (size_t i = 0; i < n && rq->shared_n; i++) k->shared[c->slots[i]] = shared_past(rq, k->device[c->slots[i]]);
+    c->of.shared = rq->shared_n ? k->shared : NULL;
+}
+
+/* What there is in lower tiers. Returns: the most effective blocks of a candidate. */
+static double add_tiers(struct kvr_router_ctx *c, const struct kvr_cost_config *cost, const struct sums *s, size_t n)
+{
+    struct kvr_candidate k;
+    double best = 0;
+    if (!c->by_slot.has_tiers) return s->most;
+    for (size_t i = 0; i < n; i++) {
+        kvr__candidate(c, c->slots[i], &k);
+        c->by_slot.worth[c->slots[i]] = kvr__lower_worth(cost, &k);
+    }
+    c->of.worth = c->by_slot.worth;
+    for (size_t i = 0; i < n; i++) best = KVR_MAX(best, effective_blocks(&c->of, c->slots[i]));
+    return best;
 }
 
 /* How much those who wait for a stretch say of lasting demand: nothing when they have come at once (a burst), all when they have kept
@@ -429,38 +604,67 @@ static double lasts(const struct kvr_router_ctx *c, const struct kvr_load_stretc
     return s->waiting && now > s->since_ns ? KVR_MIN((double)(now - s->since_ns) / 1e6 / computing_ms, 1.0) : 0;
 }
 
+static double has_blocks(const struct rank_columns *k, size_t slot)
+{
+    return KVR_MAX(k->device[slot], k->depths[slot]);
+}
+
 /* A prefix that is used by more than its holders' fair share of what runs should have more holders, and computing it once more is no
- * waste. For each stretch of the prompt that others share: so much of it as is wanted goes to the copy_blocks of those that lack it. */
-static void want_copies(const struct kvr_router *r, struct kvr_router_ctx *c, const struct prompt *p, size_t n, uint64_t now)
+ * waste. For each stretch of the prompt that others share: so much of it as is wanted goes to the copies of those that lack it. */
+static void want_copies(const struct kvr_router *r, struct kvr_router_ctx *c, const struct prompt *p, const struct sums *sums, size_t n,
+                        uint64_t now)
 {
     enum { STRETCHES = 32 };
     struct kvr_load_stretch s[STRETCHES];
+    const struct rank_columns *k = &c->by_slot;
     size_t m = kvr_load_stretches(r->load, p->seqs, kvr__booked_seqs(p, &r->config), s, STRETCHES);
-    double generating = 0, waiting = 0, from = 0;
-    for (size_t i = 0; i < n && m; i++) {
-        generating += c->candidates[i].active_requests - c->candidates[i].active_prefills;
-        waiting += c->candidates[i].active_prefills;
-    }
+    double generating = (double)(sums->requests - sums->prefills), waiting = (double)sums->prefills, from = 0;
+    if (m == 0) return;
+    memset(k->copies + sums->from, 0, (sums->to - sums->from) * sizeof *k->copies);
+    c->of.copies = k->copies;
     for (size_t e = 0; e < m; from = s[e++].end) {
         double share = lasts(c, &s[e], r->config.block_size, now), users = s[e].generating + share * s[e].waiting;
         double end = s[e].end, holders = 0, fair = (generating + share * waiting) / (double)n + 1;
         if (users <= 0) continue;
-        for (size_t i = 0; i < n; i++) holders += KVR_MAX(c->candidates[i].device_blocks, c->candidates[i].pending_blocks) >= end;
+        for (size_t i = 0; i < n; i++) holders += has_blocks(k, c->slots[i]) >= end;
         double wanted = KVR_MIN(users / fair / KVR_MAX(holders, 1.0), 1.0);
-        for (size_t i = 0; i < n; i++) {
-            struct kvr_candidate *k = &c->candidates[i];
-            double has = KVR_MAX(k->device_blocks, k->pending_blocks);
-            if (has < end) k->copy_blocks += wanted * (end - KVR_MAX(has, from));
+        for (size_t i = sums->from; i < sums->to; i++) {
+            double has = has_blocks(k, i);
+            k->copies[i] += has < end ? wanted * (end - KVR_MAX(has, from)) : 0;
         }
     }
+}
+
+/* What the candidates in c->slots would cost. */
+static void cost_all(struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_router_request *rq, const struct prompt *p, size_t n,
+                     uint64_t now, struct kvr_router_result *res)
+{
+    struct sums s = sums_of(r, c, n);
+    const struct rank_columns *k = &c->by_slot;
+    kvr__expect(r, c, p, s.from, s.to);
+    add_wishes(r, c, rq, n);
+    res->most_blocks = s.most;
+    res->best_blocks = add_tiers(c, &p->cost, &s, n);
+    c->cost = p->cost;
+    c->isl = KVR_MAX(p->isl, (uint64_t)1);
+    c->crowd = (struct kvr__crowd){(double)s.requests / (double)n, 0};
+    if (p->cost.kind == KVR_COST_DELAY) {
+        want_copies(r, c, p, &s, n, now);
+    } else if (kvr__credit_decays(&p->cost)) {
+        c->crowd.least_prefill = UINT64_MAX;
+        for (size_t i = 0; i < n; i++) c->crowd.least_prefill = KVR_MIN(c->crowd.least_prefill, k->prefill_tokens[c->slots[i]]);
+    }
+    kvr__costs(&p->cost, &c->model, r->config.block_size, c->isl, &c->crowd, &c->of, s.from, s.to, k->costs);
+    if (k->has_leans) kvr__costs_lean(c->slots, n, k->leans, k->costs);
+    c->candidates_n = n;
+    c->filled = false;
 }
 
 int kvr__schedule(struct kvr_router *r, struct kvr_router_ctx *c, const struct kvr_router_request *rq, const struct prompt *p,
                   struct kvr_router_result *res)
 {
     size_t n;
-    uint64_t now = kvr_now_ns(&r->clock), isl = KVR_MAX(p->isl, (uint64_t)1);
-    c->candidates_n = 0;
+    uint64_t now = kvr_now_ns(&r->clock);
     if (kvr__reserve_ranks(c, kvr_load_slots(r->load))) return -KVR_ENOMEM;
     if (r->config.mode == KVR_MODE_DIRECT && !rq->pinned) return -KVR_ENOENDPOINTS;
     int rc = kvr__eligible(r, c, rq, &n, res);
@@ -477,18 +681,13 @@ int kvr__schedule(struct kvr_router *r, struct kvr_router_ctx *c, const struct k
     n = calm;
     size_t idle = p->calm_for ? kvr__drop_busy(r, c, p->calm_for, n, now) : 0;
     if (idle) n = idle;
-    collect(r, c, rq, p, n, res);
-    if (p->cost.kind == KVR_COST_DELAY) want_copies(r, c, p, n, now);
-    kvr_cost_of(&p->cost, r->config.block_size, isl, c->candidates, n, c->costs);
-    c->candidates_n = n;
-    c->cost = p->cost;
-    c->isl = isl;
+    cost_all(r, c, rq, p, n, now, res);
     enum kvr_router_mode mode = rq->mode ? *rq->mode : r->config.mode;
     size_t at = res->preferred || (res->pinned && n == 1) ? 0 : pick_by_mode(r, c, mode, &p->cost, n, res);
     if (at >= n) return -KVR_ENOENDPOINTS;
     fill_result(r, c, p, at, n, res);
     if (!rq->book) return 0;
-    r->infos[c->slots[at]].turn = ++r->decisions;
+    r->turns[c->slots[at]] = ++r->decisions;
     r->infos[c->slots[at]].sent += res->prefill_tokens >= r->config.block_size;
     return kvr__book(r, rq, p, res->worker, res->prefill_tokens, now);
 }
@@ -500,7 +699,7 @@ int kvr__look_for_calm(struct kvr_router *r, struct kvr_router_ctx *c, const str
     if (kvr__reserve_ranks(c, kvr_load_slots(r->load))) return -KVR_ENOMEM;
     int rc = kvr__eligible(r, c, rq, &n, &ignored);
     if (rc) return rc;
-    kvr_load_get_all(r->load, now, c->loads);
+    read_loads(r, c, now);
     return drop_overloaded(r, c, n) > 0 ? 0 : -KVR_EOVERLOADED;
 }
 
@@ -522,7 +721,7 @@ static void estimate_prefill(const struct kvr_router *r, const struct prompt *p,
         ns = r->config.prefill(r->config.prefill_ctx, lr->worker, lr->prefill_tokens, p->isl - KVR_MIN(p->isl, lr->prefill_tokens));
     } else if (r->config.fit_ttft) {
         long slot = kvr_load_slot_of(r->load, lr->worker);
-        double factor = slot < 0 ? 1 : kvr__factor(r, r->infos[slot].owner);
+        double factor = slot < 0 ? 1 : kvr__factor(r, r->owners[slot]);
         if (r->fleet.observations >= KVR_TTFT_WARM) ns = (int64_t)((double)lr->prefill_tokens * factor * r->fleet.token_ms * 1e6);
     }
     lr->has_duration = ns >= 0;

@@ -30,7 +30,7 @@ static void learn_silence(struct kvr_router *r, struct rank_info *info, const st
         info->sent = 0;
         info->stores_nothing = false;
     } else if (!info->stores_nothing && info->sent > prefills + SILENT) {
-        info->stores_nothing = true;
+        info->stores_nothing = r->any_silent = true;
         for (size_t i = 0; i < r->order_n; i++) { /* those that were never heard of are likely to be the same */
             struct rank_info *other = &r->infos[r->order[i]];
             if (other->seen.stored == 0) other->stores_nothing = true;
@@ -38,7 +38,8 @@ static void learn_silence(struct kvr_router *r, struct rank_info *info, const st
     }
 }
 
-static void learn(struct rank_info *info, const struct kvr_turnover *now)
+/* Returns: its pressure. */
+static double learn(struct rank_info *info, const struct kvr_turnover *now)
 {
     /* Less than before: the index has forgotten the rank since, and begins anew. */
     bool anew = now->stored < info->seen.stored || now->removed < info->seen.removed;
@@ -51,7 +52,7 @@ static void learn(struct rank_info *info, const struct kvr_turnover *now)
         info->removed *= WINDOW / info->stored;
         info->stored = WINDOW;
     }
-    info->pressure = KVR_MIN(info->removed / (info->stored + HOLD), 1.0);
+    return KVR_MIN(info->removed / (info->stored + HOLD), 1.0);
 }
 
 void kvr__look_at_turnover(struct kvr_router *r)
@@ -69,7 +70,7 @@ void kvr__look_at_turnover(struct kvr_router *r)
         long slot = kvr_load_slot_of(r->load, workers[i]);
         if (slot < 0 || kvr_load_get(r->load, (size_t)slot, kvr_now_ns(&r->clock), &l)) continue;
         learn_silence(r, &r->infos[slot], &now[i], l.active_prefills);
-        learn(&r->infos[slot], &now[i]);
+        r->pressures[slot] = learn(&r->infos[slot], &now[i]);
     }
     kvr_unlock(&r->lock);
 }

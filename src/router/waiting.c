@@ -44,7 +44,7 @@ bool kvr__policy_waits(const struct kvr_policy *p)
 
 static bool rank_is_busy(const struct kvr_router *r, const struct kvr_class_config *cls, uint32_t slot, uint64_t now)
 {
-    double batch = kvr__batch_tokens(&r->workers[r->infos[slot].owner]);
+    double batch = kvr__batch_tokens(&r->workers[r->owners[slot]]);
     struct kvr_rank_load l = {0};
     kvr_load_get(r->load, slot, now, &l);
     double prefill = (double)l.active_prefill_tokens;
@@ -101,8 +101,11 @@ static uint64_t best_cached(struct kvr_router *r, struct kvr_router_ctx *c, cons
     if (kvr__reserve_ranks(c, kvr_load_slots(r->load)) || kvr__eligible(r, c, rq, &n, &ignored)) return 0;
     kvr__spread(r, c, p, now);
     for (size_t i = 0; i < n; i++) {
+        const struct rank_columns *k = &c->by_slot;
         uint32_t s = c->slots[i];
-        best = KVR_MAX(best, (double)c->device[s] + p->cost.host_weight * c->host[s] + p->cost.disk_weight * c->disk[s]);
+        double held = k->device[s];
+        if (k->has_tiers) held = held + p->cost.host_weight * k->host[s] + p->cost.disk_weight * k->disk[s];
+        best = KVR_MAX(best, held);
     }
     return KVR_MIN((uint64_t)(best * r->config.block_size + 0.5), p->isl);
 }

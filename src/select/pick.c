@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "base/base.h"
+#include "select/columns.h"
 
 #include <math.h>
-#include <kvroute/select.h>
 
 /* Reservoir sampling: the k-th of equal minima replaces the choice with probability 1/k. */
 static size_t pick_min(const struct kvr_cost *costs, size_t n, struct kvr_rng *rng)
@@ -93,4 +92,53 @@ size_t kvr_pick_calmest(const struct kvr_candidate *candidates, const struct kvr
     for (size_t i = 0; i < n; i++)
         if (costs[i].cost <= most && is_calmer(&candidates[i], &candidates[at])) at = i;
     return at;
+}
+
+/* ---- columns ----------------------------------------------------------------------------------------- */
+
+/* The first place of the least cost. Four minima side by side do not wait for each other; their least is the same number, and where the
+ * first cost is not a number, all four stay with it, as one would. */
+static double least_of(const double *costs, const uint32_t *at, size_t n, size_t *least)
+{
+    enum { SIDES = 4 };
+    double m[SIDES];
+    size_t i = 0;
+    for (size_t k = 0; k < SIDES; k++) m[k] = costs[at[0]];
+    for (; i + SIDES <= n; i += SIDES)
+        for (size_t k = 0; k < SIDES; k++) m[k] = costs[at[i + k]] < m[k] ? costs[at[i + k]] : m[k];
+    for (; i < n; i++) m[0] = costs[at[i]] < m[0] ? costs[at[i]] : m[0];
+    for (size_t k = 1; k < SIDES; k++) m[0] = m[k] < m[0] ? m[k] : m[0];
+    for (i = 0; i < n && !(costs[at[i]] == m[0]);) i++;
+    *least = i < n ? i : 0;
+    return costs[at[*least]];
+}
+
+static double column_held(const struct kvr__columns *c, uint32_t rank)
+{
+    return KVR_MAX(c->device[rank] + (c->worth ? c->worth[rank] : 0), (double)c->pending[rank]);
+}
+
+size_t kvr__pick_in_turn(const struct kvr__columns *c, const double *costs, const uint32_t *at, size_t n, double tolerance)
+{
+    size_t best;
+    double most = least_of(costs, at, n, &best) * (1 + tolerance), much = column_held(c, at[best]);
+    for (size_t i = 0; i < n; i++)
+        if (costs[at[i]] <= most && column_held(c, at[i]) >= much && c->turns[at[i]] < c->turns[at[best]]) best = i;
+    return best;
+}
+
+static bool is_calmer_rank(const struct kvr__columns *c, uint32_t a, uint32_t b)
+{
+    if (c->decode_blocks[a] != c->decode_blocks[b]) return c->decode_blocks[a] < c->decode_blocks[b];
+    if (c->requests[a] != c->requests[b]) return c->requests[a] < c->requests[b];
+    return c->turns[a] < c->turns[b];
+}
+
+size_t kvr__pick_calmest(const struct kvr__columns *c, const double *costs, const uint32_t *at, size_t n, double tolerance)
+{
+    size_t best;
+    double most = least_of(costs, at, n, &best) * (1 + tolerance);
+    for (size_t i = 0; i < n; i++)
+        if (costs[at[i]] <= most && is_calmer_rank(c, at[i], at[best])) best = i;
+    return best;
 }

@@ -28,6 +28,7 @@ C_ONLY = {
         kvr_pick_calmest""",
     "the program sees when a request was sent and answered; here the calls that report it teach (learn_from_reports)": """
         kvr_router_observe_ttft kvr_router_observe_ttft_beside kvr_router_observe_generation""",
+    "who looks at some candidates; KvRouter.get_candidates has all": "kvr_router_candidate kvr_router_cheapest",
     "several routers tell each other: the package opens no sockets, and router_replica_sync is refused": """
         kvr_router_apply_remote kvr_router_forget_remote kvr_router_snapshot kvr_router_keep_trusted""",
     "what the caller has said itself": "kvr_router_block_size kvr_router_find_taint",

@@ -146,8 +146,9 @@ void models_config_metrics(struct config *config, struct kvr_prom_page *out)
 
 const struct models_file *models_config_hold(struct config *config)
 {
+    if (!atomic_load(&config->models)) return NULL;
     kvr_lock(&config->models_lock);
-    struct models_config *c = config->models;
+    struct models_config *c = atomic_load(&config->models);
     if (c) atomic_fetch_add(&c->holders, 1);
     kvr_unlock(&config->models_lock);
     return c ? &c->file : NULL;

@@ -28,7 +28,7 @@ struct config {
     struct reloads reloads;
     struct keyrings keyrings; /* who may use the data port */
     struct kvr_lock models_lock;
-    struct models_config *models;                     /* NULL: no --models-file, and none was put */
+    _Atomic(struct models_config *) models;           /* NULL: no --models-file, and none was put */
     struct policy_profile *profiles_read;             /* malloc'd, of queues; NULL: those of the start. Main loop's */
     struct kvr_tls_ctx *tls, *admin_tls, *picker_tls; /* of the data port, the admin port, --ext-proc-port; NULL: plain */
     uint64_t port_tls_due_ms;                         /* main loop's; port_tls.h */

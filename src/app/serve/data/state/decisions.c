@@ -181,19 +181,6 @@ bool decisions_write_one(struct decisions *all, struct kvr_buf *b, const char *i
 
 /* ---- tables ------------------------------------------------------------------------------------------ */
 
-/* Places of the cheapest, cheapest first. Returns: how many. */
-static uint32_t cheapest(const struct kvr_cost *costs, size_t n, size_t at[TABLE_ROWS])
-{
-    uint32_t m = 0;
-    for (size_t i = 0; i < n; i++) {
-        if (m == TABLE_ROWS && costs[i].cost >= costs[at[m - 1]].cost) continue;
-        uint32_t k = m < TABLE_ROWS ? m++ : TABLE_ROWS - 1;
-        for (; k > 0 && costs[at[k - 1]].cost > costs[i].cost; k--) at[k] = at[k - 1];
-        at[k] = i;
-    }
-    return m;
-}
-
 static struct delay_terms terms_of(const struct kvr_delay *d)
 {
     return (struct delay_terms){(float)d->first, (float)d->computing, (float)d->generation, (float)d->pass};
@@ -210,33 +197,31 @@ static void take_delays(struct decision_table *t, const struct kvr_router_ctx *c
     t->chosen = terms_of(&d[t->n]);
 }
 
-void decision_table_take(struct decision_table *t, const struct kvr_router_ctx *ctx, struct kvr_worker chosen)
+void decision_table_take(struct decision_table *t, const struct kvr_router_ctx *ctx, const struct kvr_router_result *result)
 {
-    const struct kvr_candidate *c;
-    const struct kvr_cost *costs;
-    size_t n = kvr_router_candidates(ctx, &c, &costs), at[TABLE_ROWS + 1], place = 0;
-    t->total = (uint32_t)n;
-    t->n = cheapest(costs, n, at);
-    t->has_delay = false;
+    size_t at[TABLE_ROWS + 1];
+    t->total = (uint32_t)result->candidates;
+    t->n = (uint32_t)kvr_router_cheapest(ctx, at, TABLE_ROWS);
     for (uint32_t i = 0; i < t->n; i++) {
-        const struct kvr_candidate *k = &c[at[i]];
-        t->rows[i] = (struct decision_row){.worker = k->worker,
-                                           .device = (float)k->device_blocks,
-                                           .host = (float)k->host_blocks,
-                                           .disk = (float)k->disk_blocks,
-                                           .external = (float)k->external_blocks,
-                                           .pending = (float)k->pending_blocks,
-                                           .copy = (float)k->copy_blocks,
-                                           .pressure = (float)k->pressure,
-                                           .requests = k->active_requests,
-                                           .generating = k->active_requests - k->active_prefills,
+        struct kvr_candidate k;
+        struct kvr_cost cost;
+        kvr_router_candidate(ctx, at[i], &k, &cost);
+        t->rows[i] = (struct decision_row){.worker = k.worker,
+                                           .device = (float)k.device_blocks,
+                                           .host = (float)k.host_blocks,
+                                           .disk = (float)k.disk_blocks,
+                                           .external = (float)k.external_blocks,
+                                           .pending = (float)k.pending_blocks,
+                                           .copy = (float)k.copy_blocks,
+                                           .pressure = (float)k.pressure,
+                                           .requests = k.active_requests,
+                                           .generating = k.active_requests - k.active_prefills,
                                            .own_tokens = kvr_router_prefill_of(ctx, at[i]),
-                                           .prefill_tokens = k->active_prefill_tokens,
-                                           .decode_blocks = k->decode_blocks,
-                                           .cost = costs[at[i]].cost};
+                                           .prefill_tokens = k.active_prefill_tokens,
+                                           .decode_blocks = k.decode_blocks,
+                                           .cost = cost.cost};
     }
-    while (place < n && kvr_worker_cmp(c[place].worker, chosen)) place++;
-    if (place < n) take_delays(t, ctx, at, place);
+    take_delays(t, ctx, at, result->place);
 }
 
 void decision_table_header(const struct decision_table *t, struct kvr_buf *h)

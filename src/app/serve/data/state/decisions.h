@@ -73,7 +73,7 @@ void decisions_write(struct decisions *all, struct kvr_buf *out, size_t most);
 /* The decision of one request id, with its table. false: not kept (any more). */
 bool decisions_write_one(struct decisions *all, struct kvr_buf *out, const char *id, size_t len);
 /* From the context that has decided. */
-void decision_table_take(struct decision_table *t, const struct kvr_router_ctx *ctx, struct kvr_worker chosen);
+void decision_table_take(struct decision_table *t, const struct kvr_router_ctx *ctx, const struct kvr_router_result *result);
 void decision_table_header(const struct decision_table *t, struct kvr_buf *out);
 
 #endif

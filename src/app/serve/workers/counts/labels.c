@@ -159,14 +159,6 @@ static struct series *find_locked(struct workers *ws, const uint64_t *id, const 
     return found;
 }
 
-static bool is_registered(struct labels *l, uint64_t id)
-{
-    kvr_lock(&l->lock);
-    bool is = list_find(l, id) != NULL;
-    kvr_unlock(&l->lock);
-    return is;
-}
-
 static void add_tokens(struct label_tokens *to, const struct label_tokens *more)
 {
     to->predicted += more->predicted;
@@ -181,9 +173,14 @@ static void add_tokens(struct label_tokens *to, const struct label_tokens *more)
 static void count(struct workers *ws, const struct worker *w, const char *model, const struct series *more)
 {
     char label[MODEL_MAX];
-    const uint64_t *id = w && is_registered(ws->labels, w->id) ? &w->id : NULL;
+    const uint64_t *id = w ? &w->id : NULL;
     label_of(ws, id, model, label);
     kvr_lock(&ws->labels->lock);
+    if (id && !list_find(ws->labels, *id)) { /* removed: counted as of no worker */
+        kvr_unlock(&ws->labels->lock);
+        count(ws, NULL, model, more);
+        return;
+    }
     struct series *k = find_locked(ws, id, label);
     for (int c = 0; c < CLASSES && k; c++) k->requests[c] += more->requests[c];
     if (k) add_tokens(&k->tokens, &more->tokens);

@@ -6,7 +6,7 @@
  *
  * A name gets an entry when a worker is known to serve it, as with the labels of labels.c: clients and engines add no more than the limit.
  * Entries are only ever added, at the list's head, and freed with the process, so a request may keep a pointer to its own, and whoever has
- * read the head under the lock may walk from there without it.
+ * read the head may walk from there. An entry is complete before it is made the head, so nobody needs the lock but those who add.
  */
 #include "app/serve/workers/counts/model_counts.h"
 
@@ -19,8 +19,9 @@
 
 struct model_table {
     struct kvr_lock lock; /* a leaf: the roster is asked before */
-    struct model_counts *first, other;
-    size_t n;
+    _Atomic(struct model_counts *) first;
+    _Atomic size_t n;
+    struct model_counts other;
 };
 
 static void init(struct model_counts *m, const char *model)
@@ -44,10 +45,9 @@ struct model_table *model_counts_create(void)
 void model_counts_destroy(struct model_table *t)
 {
     if (!t) return;
-    while (t->first) {
-        struct model_counts *next = t->first->next;
-        free(t->first);
-        t->first = next;
+    for (struct model_counts *m = atomic_load(&t->first), *next; m; m = next) {
+        next = m->next;
+        free(m);
     }
     kvr_lock_destroy(&t->lock);
     free(t);
@@ -55,10 +55,8 @@ void model_counts_destroy(struct model_table *t)
 
 static struct model_counts *first_of(struct model_table *t, bool *full)
 {
-    kvr_lock(&t->lock);
-    struct model_counts *first = t->first;
-    *full = t->n >= MODEL_COUNTS_MAX;
-    kvr_unlock(&t->lock);
+    struct model_counts *first = atomic_load(&t->first);
+    *full = atomic_load(&t->n) >= MODEL_COUNTS_MAX;
     return first;
 }
 

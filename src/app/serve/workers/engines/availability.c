@@ -47,6 +47,7 @@ void workers_sync_due(struct workers *ws)
 void worker_report(struct workers *ws, struct worker *w, bool ok)
 {
     bool opened = false;
+    if (ok && atomic_load(&w->failures) == 0) return; /* as most of the time */
     kvr_lock(&ws->lock);
     if (ok) {
         w->failures = 0;

@@ -25,13 +25,15 @@ bool usage_reporting_note(struct workers *ws, struct worker *w, const struct ans
 {
     uint32_t form = UINT32_C(1) << a->form;
     bool say = false;
+    bool known = (atomic_load(&w->usage_reporting.forms) & form) != 0;
+    if (known || (!a->told && !a->sure_hit)) return known; /* nothing to learn: no lock */
     kvr_lock(&ws->lock);
     struct usage_reporting *t = &w->usage_reporting;
     if (a->told && !(t->forms & form)) {
         t->forms |= form;
         t->silent = 0;
     }
-    bool known = (t->forms & form) != 0;
+    known = (t->forms & form) != 0;
     if (!known && a->sure_hit && t->silent < SILENT_MIN) say = ++t->silent == SILENT_MIN;
     kvr_unlock(&ws->lock);
     if (say)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Whether the answers of a worker tell how much was cached: usage_reporting.c. Any thread; under the table's lock. */
+/* Whether the answers of a worker tell how much was cached: usage_reporting.c. Any thread; written under the table's lock. */
 #ifndef KVR_SERVE_USAGE_REPORTING_H
 #define KVR_SERVE_USAGE_REPORTING_H
 

@@ -74,8 +74,8 @@ struct learnt {
 
 /* usage_reporting.c */
 struct usage_reporting {
-    uint32_t forms;  /* since its start: those of answers that have told */
-    unsigned silent; /* answers that had to tell, and did not */
+    _Atomic uint32_t forms; /* since its start: those of answers that have told */
+    unsigned silent;        /* answers that had to tell, and did not */
 };
 
 enum rank_socket { RANK_EVENTS, RANK_REPLAY, RANK_SOCKETS };
@@ -137,7 +137,7 @@ struct worker {
     enum worker_role role;
     enum kvr_kv_protocol kv_protocol; /* between workers of roles prefill and decode */
     enum engine_kind engine;          /* where it reads the rank */
-    unsigned failures;                /* consecutive, for the breaker */
+    _Atomic unsigned failures;        /* consecutive, for the breaker; written under the lock */
     struct partition *partition;
     struct worker_rank *ranks;  /* dp_size of them, by rank - dp_start; they stand behind the worker, see worker_spec and worker_add */
     struct model_entry *models; /* discovered; NULL = not known yet */
