@@ -124,6 +124,8 @@ struct kvr_engine_stream {
     size_t skipped;                         /* its leading blocks that are not emitted: copies */
     uint64_t *last;                         /* names whose last copy goes */
     size_t last_cap;
+    uint32_t *seen; /* which names a store has */
+    size_t seen_cap;
     struct kvr_block *blocks;
     uint64_t *locals;
     size_t blocks_cap, locals_cap;
