@@ -45,8 +45,9 @@ static bool agree_named(struct kvr_text_of key, const char *name)
 
 static struct agree_may agree_may_of(struct kvr_text_of key, enum kvr_json_wanted wanted)
 {
-    static const char *const ids[] = {"prompt", "input_ids", "nvext"}, *const texts[] = {"prompt", "messages", "input", "instructions",
-                                                                                         "system", "text",     "tools"};
+    static const char *const ids[] = {"prompt", "input_ids", "token_ids", "nvext"}, *const texts[] = {"prompt",       "messages", "input",
+                                                                                                      "instructions", "system",   "text",
+                                                                                                      "tools"};
     struct agree_may may = {false, false};
     for (size_t i = 0; i < KVR_ARRAY_LEN(ids); i++) may.ids |= agree_named(key, ids[i]);
     for (size_t i = 0; i < KVR_ARRAY_LEN(texts) && wanted == KVR_JSON_NO_PROMPT; i++) may.ids |= may.texts |= agree_named(key, texts[i]);

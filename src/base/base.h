@@ -8,6 +8,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <kvroute/alloc.h>
 #include <kvroute/clock.h>
 #include <kvroute/error.h>
@@ -123,9 +124,9 @@ static inline uint64_t kvr_now_ms(void)
 
 static inline uint64_t kvr_load_be64(const unsigned char *p)
 {
-    uint64_t v = 0;
-    for (int i = 0; i < 8; i++) v = v << 8 | p[i];
-    return v;
+    uint64_t v;
+    memcpy(&v, p, sizeof v); /* compilers make no one load of eight */
+    return __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__ ? v : __builtin_bswap64(v);
 }
 
 static inline void kvr_store_be64(unsigned char *p, uint64_t v)

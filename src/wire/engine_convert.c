@@ -52,6 +52,7 @@ void kvr_engine_stream_free(struct kvr_engine_stream *s)
     kvr_map64_clear(&s->salts);
     kvr__copies_forget(&s->copies);
     kvr_mem_put(&s->mem, s->last, s->last_cap * sizeof *s->last);
+    kvr_mem_put(&s->mem, s->seen, s->seen_cap * sizeof *s->seen);
     kvr_mem_put(&s->mem, s->blocks, s->blocks_cap * sizeof *s->blocks);
     kvr_mem_put(&s->mem, s->locals, s->locals_cap * sizeof *s->locals);
     kvr_mem_put(&s->mem, s->mm, s->mm_cap * sizeof *s->mm);
@@ -153,23 +154,33 @@ static void forget_salt(struct kvr_engine_stream *s, uint64_t block_hash)
     if (tag && *tag != AMBIGUOUS) kvr_map64_del(&s->salts, block_hash);
 }
 
-/* Parent and blocks must be pairwise distinct. Quadratic for short lists, a map for long ones. */
-static bool hashes_repeat(const uint64_t *h, size_t n, bool has_parent, uint64_t parent)
+/* Of many names: by a table of their places + 1, half of which is empty. Returns: as hashes_repeat. */
+static int many_repeat(struct kvr_engine_stream *s, const uint64_t *h, size_t n)
 {
-    if (n <= 32) {
-        for (size_t i = 0; i < n; i++) {
-            if (has_parent && h[i] == parent) return true;
-            for (size_t k = 0; k < i; k++)
-                if (h[k] == h[i]) return true;
-        }
-        return false;
+    size_t cap = 64;
+    uint64_t secret = kvr_secret();
+    while (cap < 2 * n) cap *= 2;
+    if (kvr_mem_grow(&s->mem, (void **)&s->seen, &s->seen_cap, cap, sizeof *s->seen)) return -KVR_ENOMEM;
+    memset(s->seen, 0, cap * sizeof *s->seen);
+    for (size_t i = 0; i < n; i++) {
+        size_t at = kvr_mix64_keyed(h[i], secret) & (cap - 1);
+        for (; s->seen[at]; at = (at + 1) & (cap - 1))
+            if (h[s->seen[at] - 1] == h[i]) return 1;
+        s->seen[at] = (uint32_t)(i + 1);
     }
-    struct kvr_map64 seen = {0};
-    bool repeat = false;
-    if (has_parent) repeat = kvr_map64_put(&seen, parent, 1) != 0;
-    for (size_t i = 0; i < n && !repeat; i++) repeat = kvr_map64_get(&seen, h[i]) || kvr_map64_put(&seen, h[i], 1);
-    kvr_map64_clear(&seen);
-    return repeat;
+    return 0;
+}
+
+/* Parent and blocks must be pairwise distinct. Returns: 0, 1 when they are not, -KVR_ENOMEM. */
+static int hashes_repeat(struct kvr_engine_stream *s, const uint64_t *h, size_t n, bool has_parent, uint64_t parent)
+{
+    for (size_t i = 0; has_parent && i < n; i++)
+        if (h[i] == parent) return 1;
+    if (n > 32) return many_repeat(s, h, n);
+    for (size_t i = 1; i < n; i++)
+        for (size_t k = 0; k < i; k++)
+            if (h[k] == h[i]) return 1;
+    return 0;
 }
 
 static int hash_tokens(struct kvr_engine_stream *s, const struct kvr_engine_batch *b, const struct kvr_engine_event *ev, uint64_t seed,
@@ -325,9 +336,10 @@ static int convert_stored(struct kvr_engine_stream *s, const struct kvr_engine_b
         s->counters.block_size_mismatch++;
         return 0;
     }
-    if (hashes_repeat(hashes, ev->hashes_n, ev->has_parent, ev->parent)) {
-        s->counters.self_reference++;
-        return 0;
+    int rc = hashes_repeat(s, hashes, ev->hashes_n, ev->has_parent, ev->parent);
+    if (rc) {
+        s->counters.self_reference += rc > 0;
+        return KVR_MIN(rc, 0);
     }
     if (ev->lora_id && !ev->lora.len) { /* whose blocks these are is not said: not the base model's */
         s->counters.unnamed_adapter++;
@@ -339,7 +351,7 @@ static int convert_stored(struct kvr_engine_stream *s, const struct kvr_engine_b
         return 0;
     }
     uint64_t seed = kvr_hash_seed(ev->lora.ptr, ev->lora.len, NULL, 0) + salt_term;
-    int rc = hash_tokens(s, b, ev, seed, &n);
+    rc = hash_tokens(s, b, ev, seed, &n);
     if (rc == -KVR_ELIMIT) n = 0;
     else if (rc) return rc;
     if (n < ev->hashes_n) s->counters.truncated_tokens++;

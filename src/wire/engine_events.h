@@ -4,8 +4,8 @@
  *
  *     payload --decode--> struct kvr_engine_batch --convert--> struct kvr_event ... for the index
  *
- * Decoding checks the whole payload once for well-formedness, then walks it. Nothing from the payload is trusted:
- * counts are bounded by the payload's own length. Converting filters (cache groups that are not the main
+ * Decoding goes through the payload once. Nothing in it is trusted: every read ends before the payload does, and
+ * counts are bounded by its length. Converting filters (cache groups that are not the main
  * attention, remote blocks, ambiguous salts), hashes tokens, and keeps what must be remembered between batches.
  *
  * Threads: one thread per batch object and per stream object.
@@ -124,6 +124,8 @@ struct kvr_engine_stream {
     size_t skipped;                         /* its leading blocks that are not emitted: copies */
     uint64_t *last;                         /* names whose last copy goes */
     size_t last_cap;
+    uint32_t *seen; /* which names a store has */
+    size_t seen_cap;
     struct kvr_block *blocks;
     uint64_t *locals;
     size_t blocks_cap, locals_cap;

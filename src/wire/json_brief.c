@@ -256,9 +256,9 @@ void kvr_json_brief_ids(const char *p, size_t n, uint32_t *out)
 static const struct large {
     const char *name;
     bool ids, texts; /* lists in it are ids; strings in it are read by those alone who read the prompt */
-} large[] = {{"prompt", true, true},    {"input_ids", true, false}, {"nvext", true, false},
-             {"messages", false, true}, {"input", false, true},     {"instructions", false, true},
-             {"system", false, true},   {"text", false, true},      {"tools", false, true}};
+} large[] = {{"prompt", true, true},    {"input_ids", true, false}, {"token_ids", true, false},    {"nvext", true, false},
+             {"messages", false, true}, {"input", false, true},     {"instructions", false, true}, {"system", false, true},
+             {"text", false, true},     {"tools", false, true}};
 
 enum { CUT_MIN = 64 /* bytes of a string or a list */, COPIED_MAX = 4096 /* and a half of what was passed */ };
 

@@ -5,33 +5,56 @@
 
 enum { DEPTH_MAX = 64 };
 
-/* mp_check counts with an int, which a hostile length makes negative: it may stop early, so the elements are counted here
- * again. Nesting is bounded, because callers may recurse. */
-static bool depth_is_sane(const char *p, const char *end)
+/* A value whose size is not in its first byte, where *at stands: past all of it, or of an array or map past its head. */
+static bool pass_long(const char **at, const char *end, int hint, uint64_t *elements)
 {
-    uint64_t left[DEPTH_MAX];
-    int depth = 0;
-    left[0] = 1;
-    while (depth >= 0) {
-        if (left[depth] == 0) {
-            depth--;
+    static const unsigned char sizes[] = {1, 2, 4, 2, 4, 2, 4, 1, 2, 4}; /* of the number behind the first byte, from MP_HINT_STR_8 on */
+    const char *p = *at + 1;
+    size_t size = sizes[MP_HINT_STR_8 - hint], kind = hint <= MP_HINT_EXT_8; /* the byte that says of which kind an extension is */
+    if ((size_t)(end - p) < size + kind) return false;
+    uint64_t n = size == 1 ? mp_load_u8(&p) : size == 2 ? mp_load_u16(&p) : mp_load_u32(&p);
+    if (hint <= MP_HINT_ARRAY_16 && hint >= MP_HINT_MAP_32) {
+        *elements = hint <= MP_HINT_MAP_16 ? 2 * n : n;
+    } else {
+        if (n + kind > (size_t)(end - p)) return false;
+        p += n + kind;
+    }
+    *at = p;
+    return true;
+}
+
+bool kvr_msgpack_pass(const char **at, const char *end)
+{
+    uint64_t outer[DEPTH_MAX], n = 1; /* elements that are still to come: further out, and here */
+    const char *p = *at;
+    size_t depth = 0;
+    for (;;) {
+        int hint = 0;
+        for (; n && p < end && (hint = mp_parser_hint[(unsigned char)*p]) >= 0; n--) {
+            if (hint >= end - p) return false;
+            p += 1 + hint;
+        }
+        if (n == 0 && depth == 0) break;
+        if (n == 0) {
+            n = outer[--depth];
             continue;
         }
-        left[depth]--;
-        if (p >= end) return false;
-        uint64_t kids = 0;
-        if (mp_typeof(*p) == MP_ARRAY) kids = mp_decode_array(&p);
-        else if (mp_typeof(*p) == MP_MAP) kids = 2ull * mp_decode_map(&p);
-        else mp_next(&p);
-        if (kids == 0) continue;
-        if (depth + 1 == DEPTH_MAX) return false;
-        left[++depth] = kids;
+        uint64_t elements = 0;
+        if (p == end) return false;
+        if (hint > MP_HINT) elements = (uint64_t)-hint, p++;
+        else if (!pass_long(&p, end, hint, &elements)) return false;
+        n--;
+        if (elements == 0) continue;
+        if (depth + 1 == DEPTH_MAX || elements > (uint64_t)(end - p)) return false;
+        outer[depth++] = n;
+        n = elements;
     }
+    *at = p;
     return true;
 }
 
 bool kvr_msgpack_is_whole(const char *data, size_t len)
 {
-    const char *p = data, *end = data + len;
-    return len && mp_check(&p, end) == 0 && p == end && depth_is_sane(data, end);
+    const char *end = data + len;
+    return kvr_msgpack_pass(&data, end) && data == end;
 }

@@ -286,6 +286,62 @@ static void self_reference_is_no_event(void **state)
     assert_int_equal(f->s.counters.self_reference, 1);
 }
 
+/* n blocks named from 1 on, but for the last, which has that name. */
+static int feed_names(struct fixture *f, uint32_t n, uint64_t last)
+{
+    struct build m;
+    begin(&m, 2, 1);
+    arr(&m, 5);
+    str(&m, "BlockStored");
+    arr(&m, n);
+    for (uint32_t i = 1; i < n; i++) num(&m, i);
+    num(&m, last);
+    nil(&m);
+    arr(&m, 2 * n);
+    for (uint32_t i = 0; i < 2 * n; i++) num(&m, i);
+    num(&m, 2);
+    return feed_built(f, &m);
+}
+
+static void a_long_store_that_names_a_block_twice_is_no_event(void **state)
+{
+    struct fixture *f = *state;
+    for (uint32_t n = 2; n <= 300; n += 7) {
+        uint64_t repeats = f->s.counters.self_reference;
+        assert_int_equal(feed_names(f, n, n), 1);
+        assert_int_equal(f->got.ev[0].blocks_n, n);
+        assert_int_equal(f->s.counters.self_reference, repeats);
+        assert_int_equal(feed_names(f, n, n / 2), n / 2 == 0);
+        assert_int_equal(feed_names(f, n, 1), 0);
+        assert_int_equal(f->s.counters.self_reference, repeats + 1 + (n / 2 > 0));
+    }
+}
+
+/* Also at the end of the payload, where less than the longest form is left. */
+static void tokens_are_read_in_every_form(void **state)
+{
+    static const char forms[] =
+        "\x7f\xcc\x07\xcc\xff\xcd\x00\x07\xcd\xff\xff\xce\x00\x00\x00\x07\xce\xff\xff\xff\xfe\xcf\x00\x00\x00\x00\xff\xff\xff\xfd\x00";
+    static const uint32_t want[] = {127, 7, 255, 7, 65535, 7, 4294967294, 4294967293, 0};
+    static const char beyond[] = "\xcf\x00\x00\x00\x01\x00\x00\x00\x00";
+    struct fixture *f = *state;
+    struct build m;
+    begin(&m, 2, 1);
+    m.p = mp_encode_map(m.p, 4);
+    str(&m, "type"), str(&m, "BlockStored");
+    str(&m, "block_hashes"), arr(&m, 0);
+    str(&m, "block_size"), num(&m, 2);
+    str(&m, "token_ids"), arr(&m, KVR_ARRAY_LEN(want));
+    char *tokens = m.p;
+    memcpy(m.p, forms, sizeof forms - 1);
+    m.p += sizeof forms - 1;
+    assert_int_equal(feed_built(f, &m), 0);
+    assert_int_equal(f->b.tokens_n, KVR_ARRAY_LEN(want));
+    assert_memory_equal(f->b.tokens, want, sizeof want);
+    memcpy(tokens + sizeof forms - 1 - 10, beyond, 9); /* the eighth one */
+    assert_int_equal(feed_built(f, &m), -KVR_EFORMAT);
+}
+
 static void tail_decides(struct fixture *f, uint64_t group, const char *kind, bool want)
 {
     struct build m;
@@ -712,8 +768,9 @@ static void every_cut_and_bit_flip_is_survived(void **state)
         "93cb3ff80000000000009198ab426c6f636b53746f726564910bc0920a0b02c0a3475055c000",
         "93cb3ff80000000000009186a474797065ab426c6f636b53746f726564ac626c6f636b5f68617368657391ffb1706172656e745f626c6f636b5f68617368c0a9"
         "746f6b656e5f696473920a0baa626c6f636b5f73697a6502a76c6f72615f6964c003",
-        "93cb3ff00000000000009196ab426c6f636b53746f726564920b0cc094920a0b920b0c920c0d920d0e02c000"};
-    for (int v = 0; v < 3; v++) {
+        "93cb3ff00000000000009196ab426c6f636b53746f726564920b0cc094920a0b920b0c920c0d920d0e02c000",
+        "93cb3ff00000000000009196ab426c6f636b53746f72656491c4020a0bc0920b0c02c000"};
+    for (size_t v = 0; v < KVR_ARRAY_LEN(vectors); v++) {
         char buf[512];
         size_t n = unhex(vectors[v], buf), refused = 0;
         for (size_t cut = 0; cut < n; cut++) {
@@ -751,6 +808,8 @@ int main(void)
         T(chained_blocks_and_truncation),
         T(wrong_block_size_is_counted_and_left_out),
         T(self_reference_is_no_event),
+        T(a_long_store_that_names_a_block_twice_is_no_event),
+        T(tokens_are_read_in_every_form),
         T(fixed_tail_kinds),
         T(legacy_tail_by_type),
         T(media_and_tiers),

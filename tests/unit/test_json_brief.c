@@ -187,8 +187,8 @@ static void add_value(struct kvr_rng *g, struct kvr_buf *b, unsigned depth)
 
 static void add_body(struct kvr_rng *g, struct kvr_buf *b)
 {
-    static const char *const names[] = {"model", "prompt", "messages", "input",        "input_ids", "nvext",
-                                        "tools", "text",   "user",     "pro\\u006dpt", "system"};
+    static const char *const names[] = {"model", "prompt", "messages", "input", "input_ids",    "token_ids",
+                                        "nvext", "tools",  "text",     "user",  "pro\\u006dpt", "system"};
     if (!up_to(g, 20)) kvr_buf_str(b, "\xef\xbb\xbf");
     kvr_buf_str(b, "{");
     for (size_t i = 0, n = 1 + up_to(g, 6); i < n; i++) {

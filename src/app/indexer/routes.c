@@ -331,6 +331,11 @@ static void on_large_over(struct kvr_json_body *b)
     text_free(&((struct large_body *)b)->text);
 }
 
+static enum kvr_json_wanted wanted_of(const struct request *rq)
+{
+    return rq->at == AT_QUERY ? KVR_JSON_NO_ELEMENTS : KVR_JSON_ALL;
+}
+
 static void read_large(struct request *rq)
 {
     struct large_body *l = calloc(1, sizeof *l);
@@ -339,6 +344,7 @@ static void read_large(struct request *rq)
         return;
     }
     *l = (struct large_body){.b = {.on_thread = on_thread, .on_read = on_large_body, .on_over = on_large_over}, .rq = *rq};
+    l->b.wanted = wanted_of(rq);
     kvr_json_body_start(&l->b, &rq->loop->jobs, &rq->loop->uv, rq->conn);
 }
 
@@ -363,7 +369,7 @@ static void with_body(struct request *rq, const struct kvr_http_request *hr)
         return;
     }
     struct kvr_json_read r;
-    kvr_json_read(&r, rq->loop->json, hr->body, hr->body_len);
+    kvr_json_read(&r, rq->loop->json, wanted_of(rq), hr->body, hr->body_len);
     with_json(rq, &r);
 }
 

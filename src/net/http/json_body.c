@@ -4,10 +4,10 @@
 
 #include <kvroute/error.h>
 
-void kvr_json_read(struct kvr_json_read *r, struct kvr_json_parser *p, const char *data, size_t len)
+void kvr_json_read(struct kvr_json_read *r, struct kvr_json_parser *p, enum kvr_json_wanted wanted, const char *data, size_t len)
 {
     *r = (struct kvr_json_read){.rc = -KVR_EFORMAT, .why = "it is empty"};
-    if (len) r->rc = kvr_json_parse(p, data, len, &r->root, &r->why);
+    if (len) r->rc = kvr_json_parse_brief(p, data, len, wanted, &r->root, &r->why);
     if (r->rc == 0 && kvr_json_type_of(r->root) == KVR_JSON_OBJECT) r->members = kvr_json_check_members(p, r->member, sizeof r->member);
 }
 
@@ -20,11 +20,9 @@ static void run(struct kvr_job *j)
 {
     struct kvr_json_body *b = body_of(j);
     b->json = kvr_json_parser_new();
-    if (b->json) kvr_json_read(&b->read, b->json, b->body->data, b->body->len);
+    if (b->json) kvr_json_read(&b->read, b->json, b->wanted, b->body->data, b->body->len);
     else b->read.rc = -KVR_ENOMEM;
     if (b->on_thread) b->on_thread(b);
-    kvr_body_unref(b->body);
-    b->body = NULL;
 }
 
 static void over(struct kvr_job *j, bool given_up)

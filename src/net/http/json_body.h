@@ -21,13 +21,15 @@ struct kvr_json_read {
     char member[64];      /* likewise */
 };
 
-void kvr_json_read(struct kvr_json_read *out, struct kvr_json_parser *parser, const char *data, size_t len);
+/* The data stay while ids are read of what was wanted in brief. */
+void kvr_json_read(struct kvr_json_read *out, struct kvr_json_parser *parser, enum kvr_json_wanted wanted, const char *data, size_t len);
 
 /* Zero-initialize; the first member of memory from malloc, which is freed when it is over. */
 struct kvr_json_body {
     struct kvr_job job;
     struct kvr_http_conn *conn;
     struct kvr_body *body;
+    enum kvr_json_wanted wanted;
     struct kvr_json_parser *json; /* its own; goes with it */
     struct kvr_json_read read;
     void (*on_thread)(struct kvr_json_body *body); /* NULL, or what else the thread has to do: `body` and `read` are there */

@@ -7,6 +7,8 @@
 #include "net/ingest/internal.h"
 
 #include <errno.h>
+#include <sys/epoll.h>
+#include <unistd.h>
 #include <zmq.h>
 
 #include "net/zmq/curve.h"
@@ -17,8 +19,8 @@
 
 enum {
     FRAMES_MAX = 8,
-    UNREAD_MAX = 128 << 20, /* bytes of one connection that came and make no message that can be taken */
-    UNREAD_LOOK_MS = 20,
+    UNREAD_MAX = 128 << 20,   /* bytes of one connection that came and make no message that can be taken */
+    LOOK_MS = 20,             /* at all sources, those that are silent too */
     FLOOD_PAUSE_MS = 1000,    /* before a connection is tried again that brought too much; doubles up to RETRY_MAX_MS */
     OLD_MESSAGES_MAX = 100000 /* of a broken connection, read before it counts as broken */
 };
@@ -29,8 +31,19 @@ struct frames {
     size_t bytes;
 };
 
-/* Receives one multipart message. Returns: false when there is none. Frames past the limit are counted, not kept. */
-static bool receive(void *socket, struct frames *f, struct kvr_zmq_line *line)
+/* Nothing came of a read: does the socket say when there is something? */
+static void note_end(struct source *s, unsigned which)
+{
+    if (errno == EAGAIN) s->unread &= ~(1u << which);
+}
+
+static bool may_read(const struct source *s, unsigned which)
+{
+    return s->unread >> which & 1;
+}
+
+/* Receives one multipart message of that socket. Returns: false when there is none. Frames past the limit are counted, not kept. */
+static bool receive(struct source *s, unsigned which, void *socket, struct frames *f, struct kvr_zmq_line *line)
 {
     f->n = f->total = 0;
     f->bytes = 0;
@@ -38,6 +51,7 @@ static bool receive(void *socket, struct frames *f, struct kvr_zmq_line *line)
         zmq_msg_t m;
         zmq_msg_init(&m);
         if (zmq_msg_recv(&m, socket, ZMQ_DONTWAIT) < 0) {
+            note_end(s, which);
             zmq_msg_close(&m);
             return f->total > 0;
         }
@@ -92,13 +106,14 @@ static void read_sub(struct kvr_ingest *in, struct source *s)
     struct turn t = kvr__turn_begin();
     bool drained = false, over = false;
     while (!drained && !over) {
-        if (!receive(s->sub, &f, &s->line)) {
+        if (!receive(s, SUB, s->sub, &f, &s->line)) {
             drained = true;
             break;
         }
         heed_announcements(in);
         take_frames(in, s, &f);
         release(&f);
+        kvr__sockets_took(s, f.bytes);
         drained = s->breaking == 1; /* enough of it */
         s->breaking -= s->breaking > 1;
         over = kvr__turn_over(in, &t, f.bytes);
@@ -126,7 +141,7 @@ static void read_dealer(struct kvr_ingest *in, struct source *s)
     struct frames f;
     struct turn t = kvr__turn_begin();
     void *dealer = s->dealer;
-    while (receive(dealer, &f, &s->dealer_line)) {
+    while (receive(s, DEALER, dealer, &f, &s->dealer_line)) {
         take_reply_frames(s, &f);
         release(&f);
         if (s->dealer != dealer || kvr__turn_over(in, &t, f.bytes)) return; /* a renewed one has nothing yet */
@@ -151,7 +166,11 @@ static void read_monitor(struct kvr_ingest *in, struct source *s)
 {
     uint16_t event;
     uint32_t value;
-    while (!s->breaking && kvr_zmq_monitor_read(s->monitor, &event, &value)) {
+    while (!s->breaking) {
+        if (!kvr_zmq_monitor_read(s->monitor, &event, &value)) {
+            note_end(s, SUB_MONITOR);
+            return;
+        }
         kvr_zmq_line_event(&s->line, event, value, in->now_ms);
         note_handshake(event, &s->sub_half, &s->st.events_trouble);
         if (event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED) kvr__view_connected(kvr__source_view(s));
@@ -168,6 +187,7 @@ static void read_dealer_monitor(struct kvr_ingest *in, struct source *s)
         kvr_zmq_line_event(&s->dealer_line, event, value, in->now_ms);
         note_handshake(event, &s->dealer_half, &s->st.replay_trouble);
     }
+    note_end(s, DEALER_MONITOR);
 }
 
 /* A connection that brings bytes and no messages: it is given up, and tried again after a pause. */
@@ -191,8 +211,6 @@ static void reopen(struct kvr_ingest *in, struct source *s)
 
 static void look_for_floods(struct kvr_ingest *in)
 {
-    if (in->now_ms < in->unread_at_ms) return;
-    in->unread_at_ms = in->now_ms + UNREAD_LOOK_MS;
     for (struct source *s = in->sources; s; s = s->next)
         if (kvr_zmq_line_unread(&s->line, in->now_ms) > UNREAD_MAX || kvr_zmq_line_unread(&s->dealer_line, in->now_ms) > UNREAD_MAX)
             give_up_flood(in, s);
@@ -228,6 +246,7 @@ static void source_start(struct kvr_ingest *in, struct source *s, const struct k
     s->next = in->sources;
     in->sources = s;
     in->sources_n++;
+    in->reordered = true;
     source_open(in, s);
 }
 
@@ -303,11 +322,14 @@ static void publish_statuses(struct kvr_ingest *in)
         in->statuses = p;
         in->statuses_cap = in->sources_n * 2;
     }
-    for (struct source *s = in->sources; s; s = s->next) {
+    for (struct source *s = in->sources; s; s = s->next, n++) {
+        if (!s->changed && !in->reordered) continue;
         kvr__source_status(s);
-        in->statuses[n++] = s->st;
+        in->statuses[n] = s->st;
+        s->changed = false;
     }
     in->statuses_n = n;
+    in->reordered = false;
     in->plane_seen = in->plane_stats;
     in->plane_seen.up = in->plane_up;
 }
@@ -352,6 +374,7 @@ static bool run_on_sources(struct kvr_ingest *in, const struct command *c)
         if (c->kind == REMOVE_WORKER || c->kind == REMOVE_RANK) {
             *p = s->next;
             in->sources_n--;
+            in->reordered = true;
             source_end(in, s);
             continue;
         }
@@ -388,7 +411,10 @@ static void run_command(struct kvr_ingest *in, struct command *c)
 static bool exchange(struct kvr_ingest *in)
 {
     char drain[64];
-    while (zmq_recv(in->wake_out, drain, sizeof drain, ZMQ_DONTWAIT) >= 0) continue;
+    if (in->called) {
+        while (zmq_recv(in->wake_out, drain, sizeof drain, ZMQ_DONTWAIT) >= 0) continue;
+        in->called = errno != EAGAIN;
+    }
     struct plane_message *messages = kvr__plane_waiting(in); /* before the commands: see plane.c */
     kvr_lock(&in->lock);
     struct command *c = in->commands;
@@ -410,49 +436,36 @@ static bool exchange(struct kvr_ingest *in)
     return !stop;
 }
 
-/* Room for what is polled. */
-static bool items_reserve(const struct kvr_ingest *in, zmq_pollitem_t **items, size_t *cap)
+/* While what has waited is taken, new messages stay in the socket; after a break the monitor's words wait. */
+static bool is_readable(const struct source *s)
 {
-    size_t need = 1 + 4 * in->sources_n;
-    if (need <= *cap) return true;
-    zmq_pollitem_t *p = realloc(*items, need * 2 * sizeof *p);
-    if (!p) return false;
-    *items = p;
-    *cap = need * 2;
-    return true;
+    if (!s->sub || !s->monitor) return false;
+    return s->breaking || may_read(s, SUB_MONITOR) || (may_read(s, SUB) && !kvr__view_is_settling(&s->view)) ||
+           (s->dealer && (may_read(s, DEALER) || may_read(s, DEALER_MONITOR)));
 }
 
-/* While what has waited is taken, new messages stay in the socket. */
-static bool reads_sub(const struct source *s)
+/* Is there something to go on with, whatever comes? */
+static bool is_busy(const struct source *s)
 {
-    return !kvr__view_is_settling(&s->view) || s->breaking;
+    return is_readable(s) || kvr__view_is_busy(&s->view);
 }
 
-static size_t fill_items(const struct kvr_ingest *in, zmq_pollitem_t *it)
+static bool any_busy(const struct kvr_ingest *in)
 {
-    size_t n = 0;
-    it[n++] = (zmq_pollitem_t){.socket = in->wake_out, .events = ZMQ_POLLIN};
-    for (const struct source *s = in->sources; s; s = s->next) {
-        if (!s->sub || !s->monitor) continue;
-        it[n++] = (zmq_pollitem_t){.socket = s->monitor, .events = s->breaking ? 0 : ZMQ_POLLIN};
-        it[n++] = (zmq_pollitem_t){.socket = s->sub, .events = reads_sub(s) ? ZMQ_POLLIN : 0};
-        if (!s->dealer) continue;
-        it[n++] = (zmq_pollitem_t){.socket = s->dealer_monitor, .events = ZMQ_POLLIN};
-        it[n++] = (zmq_pollitem_t){.socket = s->dealer, .events = ZMQ_POLLIN};
-    }
-    return n;
+    bool busy = false;
+    for (const struct source *s = in->sources; s && !busy; s = s->next) busy = is_busy(s);
+    return busy;
 }
 
-/* One source's turn. Returns: how many items were its. */
-static size_t take_turn(struct kvr_ingest *in, struct source *s, const zmq_pollitem_t *it)
+/* One source's turn. */
+static void take_turn(struct kvr_ingest *in, struct source *s)
 {
-    size_t n = 0;
     if (s->sub && s->monitor) {
-        if (it[n++].revents) read_monitor(in, s);
-        if (it[n++].revents || s->breaking) read_sub(in, s);
+        if (may_read(s, SUB_MONITOR)) read_monitor(in, s);
+        if (s->breaking || (may_read(s, SUB) && !kvr__view_is_settling(&s->view))) read_sub(in, s);
         if (s->dealer) {
-            if (it[n++].revents) read_dealer_monitor(in, s);
-            if (it[n++].revents) read_dealer(in, s);
+            if (may_read(s, DEALER_MONITOR)) read_dealer_monitor(in, s);
+            if (may_read(s, DEALER)) read_dealer(in, s);
         }
     } else if (s->reopen_ms && in->now_ms >= s->reopen_ms) {
         reopen(in, s);
@@ -460,48 +473,35 @@ static size_t take_turn(struct kvr_ingest *in, struct source *s, const zmq_polli
     struct kvr_view *v = kvr__source_view(s);
     if (kvr__view_is_busy(v)) kvr__view_step(v);
     kvr__view_tick(v);
-    return n;
 }
 
-/* Is there something to go on with, whatever comes? */
-static bool is_busy(const struct kvr_ingest *in)
+static void poll_once(struct kvr_ingest *in)
 {
-    bool busy = false;
-    for (const struct source *s = in->sources; s && !busy; s = s->next) busy = s->breaking || kvr__view_is_busy(&s->view);
-    return busy;
-}
-
-static bool poll_once(struct kvr_ingest *in, zmq_pollitem_t **items, size_t *cap)
-{
-    if (!items_reserve(in, items, cap)) return false;
-    zmq_pollitem_t *it = *items;
-    size_t n = fill_items(in, it);
-    zmq_poll(it, (int)n, is_busy(in) ? 0 : 50);
+    kvr__sockets_wait(in, any_busy(in) ? 0 : 50);
     in->now_ms = kvr_now_ms();
-    n = 1;
-    for (struct source *s = in->sources; s && !in->stop; s = s->next) n += take_turn(in, s, it + n);
+    bool all = in->now_ms >= in->look_at_ms;
+    for (struct source *s = in->sources; s && !in->stop; s = s->next)
+        if (all || is_busy(s)) take_turn(in, s);
+    if (!all) return;
+    in->look_at_ms = in->now_ms + LOOK_MS;
     look_for_floods(in);
     kvr__wiring_look(in);
     if (in->handler.on_tick) in->handler.on_tick(in->handler.ctx, in->now_ms);
-    return true;
 }
 
 static void *ingest_main(void *arg)
 {
     struct kvr_ingest *in = arg;
-    zmq_pollitem_t *items = NULL;
-    size_t cap = 0;
     in->now_ms = kvr_now_ms();
     while (exchange(in)) {
         atomic_store_explicit(&in->moved, true, memory_order_relaxed);
-        if (!poll_once(in, &items, &cap)) continue; /* memory is short: try again */
+        poll_once(in);
     }
     while (in->sources) {
         struct source *s = in->sources;
         in->sources = s->next;
         source_end(in, s);
     }
-    free(items);
     return NULL;
 }
 
@@ -521,9 +521,13 @@ int kvr_ingest_create(const struct kvr_ingest_handler *handler, double restore_t
     if (in->zmq) zmq_ctx_set(in->zmq, ZMQ_MAX_SOCKETS, 32768);
     in->wake_in = in->zmq ? zmq_socket(in->zmq, ZMQ_PAIR) : NULL;
     in->wake_out = in->zmq ? zmq_socket(in->zmq, ZMQ_PAIR) : NULL;
+    in->epoll = epoll_create1(EPOLL_CLOEXEC);
+    in->called = true;
     bool ok = in->wake_in && in->wake_out && zmq_bind(in->wake_out, "inproc://wake") == 0 &&
-              zmq_connect(in->wake_in, "inproc://wake") == 0 && pthread_create(&in->thread, NULL, ingest_main, in) == 0;
+              zmq_connect(in->wake_in, "inproc://wake") == 0 && in->epoll >= 0 && kvr__sockets_watch(in, in->wake_out, NULL) &&
+              pthread_create(&in->thread, NULL, ingest_main, in) == 0;
     if (!ok) {
+        if (in->epoll >= 0) close(in->epoll);
         if (in->wake_in) zmq_close(in->wake_in);
         if (in->wake_out) zmq_close(in->wake_out);
         if (in->zmq) zmq_ctx_term(in->zmq);
@@ -570,6 +574,7 @@ void kvr_ingest_destroy(struct kvr_ingest *in)
         in->replies = r->next;
         kvr_recover_reply_free(r);
     }
+    close(in->epoll);
     zmq_close(in->wake_in);
     zmq_close(in->wake_out);
     zmq_ctx_term(in->zmq);

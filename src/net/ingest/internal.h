@@ -47,16 +47,29 @@ struct turn {
     uint64_t began_ns;
 };
 
+/* A source's sockets, each with a monitor. */
+enum { SUB, SUB_MONITOR, DEALER, DEALER_MONITOR, SOCKETS };
+
+struct watch {
+    struct source *s;
+    unsigned bit;
+};
+
 struct source {
     struct source *next;
     struct kvr_ingest *in;
     void *user;
     struct kvr_view view;
     struct kvr_view_status st; /* what others see: kvr__source_status brings it up to date */
+    bool changed;              /* since others were told */
     /* its sockets (sockets.c) */
     char events[256], replay[256], recover[512];
     void *sub, *monitor, *dealer, *dealer_monitor;
+    unsigned unread; /* a bit for each: it may have something to read (sockets.c) */
+    struct watch watches[SOCKETS];
     struct kvr_zmq_line line, dealer_line;
+    size_t typical_bytes;       /* of an event message */
+    int hwm;                    /* of sub */
     bool sub_half, dealer_half; /* connected, and the handshake is not over */
     size_t breaking;    /* messages that may still be read of a connection that broke; then, or when there are none, it counts as broken */
     uint64_t reopen_ms; /* its sockets are closed until then; 0: no */
@@ -127,6 +140,8 @@ struct kvr_ingest {
     uint64_t restore_timeout_ms;
     const struct kvr_curve *curve; /* set before there is a source */
     void *zmq, *wake_in, *wake_out;
+    int epoll;   /* of what sources' sockets and wake_out say */
+    bool called; /* wake_out may have something to read */
     pthread_t thread;
     struct kvr_lock lock; /* commands, replies, statuses */
     pthread_cond_t cond;
@@ -136,12 +151,13 @@ struct kvr_ingest {
     struct kvr_recover_reply *replies; /* of the recover client, newest first */
     _Atomic bool moved;                /* it has gone round (kvr_ingest_moved) */
     _Atomic bool stop;                 /* set under `lock`; looked at between two messages */
-    struct kvr_view_status *statuses;
+    struct kvr_view_status *statuses;  /* in the order of the sources */
     size_t statuses_n, statuses_cap;
     struct kvr_ingest_plane_stats plane_seen; /* copy for others, under `lock` */
     /* the thread's own */
     struct source *sources;
     size_t sources_n;
+    bool reordered; /* sources have come or gone since others were told */
     struct kvr_engine_batch batch;
     struct source *current;
     struct kvr_engine_stream *applying; /* the stream whose batch is being converted, or NULL */
@@ -158,7 +174,7 @@ struct kvr_ingest {
     struct kvr_json_parser *plane_json; /* made with the first event as JSON */
     struct kvr_recover_client *recover; /* made with the first source that has a recover endpoint */
     uint64_t tokens;
-    uint64_t unread_at_ms;
+    uint64_t look_at_ms; /* when all are looked at next */
 };
 
 /* ---- inbox.c: any thread, but for kvr__inbox_free_command */
@@ -180,8 +196,14 @@ struct command *kvr__inbox_take_announced(struct kvr_ingest *in);
 
 /* ---- sockets.c */
 
+/* Hears of a socket in in->epoll. w: NULL for the thread's own. */
+bool kvr__sockets_watch(const struct kvr_ingest *in, void *socket, struct watch *w);
+/* Waits until there is something to read, or that long, and notes it in `unread` and `called`. */
+void kvr__sockets_wait(struct kvr_ingest *in, int timeout_ms);
 bool kvr__sockets_open(struct kvr_ingest *in, struct source *s);
 void kvr__sockets_close(struct source *s);
+/* An event message of so many bytes was read. */
+void kvr__sockets_took(struct source *s, size_t bytes);
 bool kvr__sockets_send_replay(struct source *s, uint64_t from);
 /* A fresh dealer: what the old one was still owed will not be taken for the answer to the next question. Returns: false: none could be
  * made; then a late answer is told apart by its end only. */

@@ -2,15 +2,22 @@
 /*
  * A source's sockets: a SUB for its events, a DEALER for replays where its engine has a replay socket, and a monitor of each. They belong
  * to the ingest thread. A source whose sockets are closed has NULL in place of all of them.
+ *
+ * A socket's descriptor says once that there is something to look at, and no more until the socket was read to its end or otherwise used
+ * (ZMQ_FD). So what was said stays in the source's `unread` until a read finds nothing; who opens a socket, or sends, sets it. That costs
+ * nothing for sources that are silent; zmq_poll asks the kernel about each of its sockets, twice.
  */
 #include "net/ingest/internal.h"
 
+#include <sys/epoll.h>
 #include <zmq.h>
 
 #include "net/zmq/curve.h"
 
 enum {
-    HWM = 4096, /* whole messages; then the publisher's own queue fills */
+    HWM = 4096, /* whole messages that wait in a socket; then the publisher's own queue fills */
+    HWM_MIN = 16,
+    BACKLOG_BYTES = 256 << 10, /* about as much may wait, but for HWM_MIN messages */
     FRAME_MAX = 16 << 20
 };
 
@@ -37,8 +44,40 @@ static void *monitor_of(struct kvr_ingest *in, void *socket)
     return kvr_zmq_monitor_open(in->zmq, socket, ZMQ_EVENT_CONNECTED | ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED);
 }
 
-static void close_pair(void **socket, void **monitor)
+static int fd_of(void *socket)
 {
+    int fd = -1;
+    size_t len = sizeof fd;
+    return zmq_getsockopt(socket, ZMQ_FD, &fd, &len) == 0 ? fd : -1;
+}
+
+bool kvr__sockets_watch(const struct kvr_ingest *in, void *socket, struct watch *w)
+{
+    struct epoll_event e = {.events = EPOLLIN | EPOLLET, .data.ptr = w};
+    if (w) w->s->unread |= w->bit;
+    return epoll_ctl(in->epoll, EPOLL_CTL_ADD, fd_of(socket), &e) == 0;
+}
+
+static void unwatch(const struct kvr_ingest *in, void *socket)
+{
+    if (socket) (void)epoll_ctl(in->epoll, EPOLL_CTL_DEL, fd_of(socket), NULL);
+}
+
+void kvr__sockets_wait(struct kvr_ingest *in, int timeout_ms)
+{
+    struct epoll_event said[128];
+    int n = epoll_wait(in->epoll, said, KVR_ARRAY_LEN(said), timeout_ms);
+    for (int i = 0; i < n; i++) {
+        const struct watch *w = said[i].data.ptr;
+        if (w) w->s->unread |= w->bit;
+        else in->called = true;
+    }
+}
+
+static void close_pair(const struct kvr_ingest *in, void **socket, void **monitor)
+{
+    unwatch(in, *socket);
+    unwatch(in, *monitor);
     kvr_zmq_monitor_close(*monitor, *socket);
     if (*socket) zmq_close(*socket);
     *socket = *monitor = NULL;
@@ -48,8 +87,10 @@ static void *connect_dealer(struct kvr_ingest *in, struct source *s, void **moni
 {
     void *dealer = make_socket(in, ZMQ_DEALER);
     *monitor = dealer ? monitor_of(in, dealer) : NULL;
-    if (*monitor && kvr_curve_client(in->curve, dealer, s->replay) == 0 && zmq_connect(dealer, s->replay) == 0) return dealer;
-    close_pair(&dealer, monitor);
+    if (*monitor && kvr_curve_client(in->curve, dealer, s->replay) == 0 && zmq_connect(dealer, s->replay) == 0 &&
+        kvr__sockets_watch(in, dealer, &s->watches[DEALER]) && kvr__sockets_watch(in, *monitor, &s->watches[DEALER_MONITOR]))
+        return dealer;
+    close_pair(in, &dealer, monitor);
     return NULL;
 }
 
@@ -57,10 +98,12 @@ bool kvr__sockets_open(struct kvr_ingest *in, struct source *s)
 {
     if (!kvr_ingest_endpoint_ok(s->events) || (s->replay[0] && !kvr_ingest_endpoint_ok(s->replay))) return false; /* inproc:// is ours */
     s->sub = make_socket(in, ZMQ_SUB);
+    s->hwm = HWM;
     s->monitor = s->sub ? monitor_of(in, s->sub) : NULL;
     if (!s->monitor) return false;
     if (kvr_curve_client(in->curve, s->sub, s->events)) return false;
     if (zmq_setsockopt(s->sub, ZMQ_SUBSCRIBE, "", 0) || zmq_connect(s->sub, s->events)) return false;
+    if (!kvr__sockets_watch(in, s->sub, &s->watches[SUB]) || !kvr__sockets_watch(in, s->monitor, &s->watches[SUB_MONITOR])) return false;
     if (!s->replay[0]) return true;
     s->dealer = connect_dealer(in, s, &s->dealer_monitor);
     return s->dealer != NULL;
@@ -68,8 +111,9 @@ bool kvr__sockets_open(struct kvr_ingest *in, struct source *s)
 
 void kvr__sockets_close(struct source *s)
 {
-    close_pair(&s->sub, &s->monitor);
-    close_pair(&s->dealer, &s->dealer_monitor);
+    close_pair(s->in, &s->sub, &s->monitor);
+    close_pair(s->in, &s->dealer, &s->dealer_monitor);
+    s->unread = 0;
     s->line = s->dealer_line = (struct kvr_zmq_line){0};
     s->breaking = 0;
 }
@@ -78,6 +122,7 @@ bool kvr__sockets_send_replay(struct source *s, uint64_t from)
 {
     unsigned char start[8];
     kvr_store_be64(start, from);
+    s->unread |= s->watches[DEALER].bit;
     return zmq_send(s->dealer, "", 0, ZMQ_SNDMORE | ZMQ_DONTWAIT) >= 0 && zmq_send(s->dealer, start, 8, ZMQ_DONTWAIT) >= 0;
 }
 
@@ -85,11 +130,21 @@ bool kvr__sockets_renew(struct kvr_ingest *in, struct source *s)
 {
     void *monitor, *fresh = connect_dealer(in, s, &monitor);
     if (!fresh) return false;
-    close_pair(&s->dealer, &s->dealer_monitor);
+    close_pair(in, &s->dealer, &s->dealer_monitor);
     s->dealer = fresh;
     s->dealer_monitor = monitor;
     s->dealer_line = (struct kvr_zmq_line){0};
     return true;
+}
+
+/* libzmq bounds what waits by messages. The bound is only ever lowered: a writer that has stopped at a lower one would not be told to go
+ * on, as the reader's words come once in half of the new one. */
+void kvr__sockets_took(struct source *s, size_t bytes)
+{
+    s->typical_bytes = s->typical_bytes ? s->typical_bytes - s->typical_bytes / 16 + bytes / 16 : bytes;
+    if (s->hwm <= HWM_MIN || s->typical_bytes * (size_t)s->hwm < 2 * BACKLOG_BYTES) return;
+    s->hwm = KVR_MAX((int)(BACKLOG_BYTES / s->typical_bytes), (int)HWM_MIN);
+    (void)zmq_setsockopt(s->sub, ZMQ_RCVHWM, &s->hwm, sizeof s->hwm);
 }
 
 /* ---- endpoints -------------------------------------------------------------------------------------- */

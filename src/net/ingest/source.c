@@ -397,6 +397,7 @@ struct kvr_view *kvr__source_view(struct source *s)
 {
     const struct kvr_ingest *in = s->in;
     bool durable = s->view.shared && atomic_load_explicit(&in->plane_durable, memory_order_relaxed);
+    s->changed = true;
     s->view.now = (struct kvr_view_now){.ms = in->now_ms, .stream_up = in->plane_up, .durable = durable};
     return &s->view;
 }
@@ -441,6 +442,7 @@ struct source *kvr__source_create(struct kvr_ingest *in, const struct kvr_ingest
     struct source *s = calloc(1, sizeof *s);
     if (!s) return NULL;
     s->in = in;
+    for (unsigned i = 0; i < SOCKETS; i++) s->watches[i] = (struct watch){s, 1u << i};
     s->st.worker = src->worker;
     s->user = src->user;
     s->any_rank = src->any_rank;

@@ -85,7 +85,7 @@ bool admin_parse_object(struct admin *admin, struct kvr_http_conn *c, struct kvr
         return false;
     }
     struct kvr_json_read r;
-    kvr_json_read(&r, admin->process->json, rq->body, rq->body_len);
+    kvr_json_read(&r, admin->process->json, KVR_JSON_ALL, rq->body, rq->body_len);
     *o = r.root;
     return admin_is_object(c, &r);
 }

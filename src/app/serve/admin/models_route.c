@@ -67,7 +67,7 @@ static bool is_json(struct admin *admin, struct kvr_http_conn *c)
         admin_error(c, 413, "the body is larger than 1 MiB");
         return false;
     }
-    kvr_json_read(&r, admin->process->json, rq->body, rq->body_len);
+    kvr_json_read(&r, admin->process->json, KVR_JSON_ALL, rq->body, rq->body_len);
     return admin_is_object(c, &r);
 }
 
