@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-enum { BUFS_MAX = 3 };
+enum { BUFS_MAX = 3, CHUNK_SIZE_MAX = 18 };
 
 struct write_req {
     uv_write_t req;
@@ -237,9 +237,19 @@ static void send_held(struct kvr_http_conn *c)
     if (c->held.len || c->held.failed) answer_send(c, NULL, 0);
 }
 
+/* The line of a chunk's size. Returns: its length. */
+static size_t chunk_size(char line[CHUNK_SIZE_MAX], uint64_t len)
+{
+    size_t n = 0;
+    for (int shift = 60; shift >= 0; shift -= 4)
+        if (n || len >> shift || !shift) line[n++] = "0123456789abcdef"[len >> shift & 15];
+    memcpy(line + n, "\r\n", 2);
+    return n + 2;
+}
+
 size_t kvr_http_write(struct kvr_http_conn *c, const char *data, size_t len)
 {
-    char size[24];
+    char size[CHUNK_SIZE_MAX];
     if (len == 0 || c->closing) return c->queued;
     if (c->outer) {
         hosted_write(c, data, len);
@@ -247,8 +257,7 @@ size_t kvr_http_write(struct kvr_http_conn *c, const char *data, size_t len)
     }
     if (c->told) c->told->bytes += c->chunked || c->left < 0 ? len : KVR_MIN(len, (size_t)c->left);
     if (c->chunked) {
-        int n = snprintf(size, sizeof size, "%zx\r\n", len);
-        uv_buf_t bufs[] = {kvr__buf_of(size, (size_t)n), kvr__buf_of(data, len), kvr__buf_of("\r\n", 2)};
+        uv_buf_t bufs[] = {kvr__buf_of(size, chunk_size(size, len)), kvr__buf_of(data, len), kvr__buf_of("\r\n", 2)};
         answer_send(c, bufs, 3);
     } else if (c->left != 0) {
         if (c->left > 0) {

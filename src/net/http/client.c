@@ -56,6 +56,8 @@ struct peer { /* one connection */
     int handles;
     unsigned interim; /* answers 1xx before this one */
     const char *bad;  /* why an answer is refused */
+    char *body;       /* what the read that is being parsed has brought of a body */
+    size_t body_n;
     bool head_over;   /* of an interim answer: another head follows */
     bool reused, got_bytes, writing, resolving, in_callback, done;
 };
@@ -267,12 +269,23 @@ static int on_head(llhttp_t *l)
     return no_body ? 1 : 0;
 }
 
+/* Chunks of one read are moved together, over what is parsed already, and told of as one piece. */
 static int on_body(llhttp_t *l, const char *at, size_t len)
 {
     struct peer *p = peer_of(l);
     if (!p->call) return HPE_USER; /* cancelled by the handler in this very read */
-    if (p->call->config.handler->on_body) p->call->config.handler->on_body(p->call, p->call->config.ctx, at, len);
+    if (!p->body_n) p->body = (char *)(uintptr_t)at;
+    else if (p->body + p->body_n != at) memmove(p->body + p->body_n, at, len);
+    p->body_n += len;
     return 0;
+}
+
+static void tell_body(struct peer *p)
+{
+    const struct kvr_http_call *call = p->call;
+    size_t n = p->body_n;
+    p->body_n = 0;
+    if (n && call && call->config.handler->on_body) call->config.handler->on_body(p->call, call->config.ctx, p->body, n);
 }
 
 static int on_complete(llhttp_t *l)
@@ -376,6 +389,7 @@ static void take_bytes(struct peer *p, const char *data, size_t n)
     p->got_bytes = true;
     p->in_callback = true;
     size_t used = parse(p, data, n, &why);
+    tell_body(p);
     p->in_callback = false;
     if (p->done) finish(p, used == n && llhttp_should_keep_alive(&p->parser));
     else if (!p->call) peer_close(p); /* cancelled meanwhile */
