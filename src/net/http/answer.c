@@ -237,16 +237,6 @@ static void send_held(struct kvr_http_conn *c)
     if (c->held.len || c->held.failed) answer_send(c, NULL, 0);
 }
 
-/* The line of a chunk's size. Returns: its length. */
-static size_t chunk_size(char line[CHUNK_SIZE_MAX], uint64_t len)
-{
-    size_t n = 0;
-    for (int shift = 60; shift >= 0; shift -= 4)
-        if (n || len >> shift || !shift) line[n++] = "0123456789abcdef"[len >> shift & 15];
-    memcpy(line + n, "\r\n", 2);
-    return n + 2;
-}
-
 size_t kvr_http_write(struct kvr_http_conn *c, const char *data, size_t len)
 {
     char size[CHUNK_SIZE_MAX];
@@ -257,7 +247,9 @@ size_t kvr_http_write(struct kvr_http_conn *c, const char *data, size_t len)
     }
     if (c->told) c->told->bytes += c->chunked || c->left < 0 ? len : KVR_MIN(len, (size_t)c->left);
     if (c->chunked) {
-        uv_buf_t bufs[] = {kvr__buf_of(size, chunk_size(size, len)), kvr__buf_of(data, len), kvr__buf_of("\r\n", 2)};
+        size_t n = kvr_put_hex(size, len, 1);
+        memcpy(size + n, "\r\n", 2);
+        uv_buf_t bufs[] = {kvr__buf_of(size, n + 2), kvr__buf_of(data, len), kvr__buf_of("\r\n", 2)};
         answer_send(c, bufs, 3);
     } else if (c->left != 0) {
         if (c->left > 0) {
