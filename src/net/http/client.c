@@ -12,6 +12,7 @@
  * was found good, within the time for connecting. What is read from it takes the same way as plain bytes.
  */
 #include "net/http/internal.h"
+#include "net/http/turn.h"
 
 #include <string.h>
 
@@ -22,6 +23,7 @@ struct peer;
 struct kvr_http_client {
     uv_loop_t *loop;
     uv_timer_t sweep;
+    struct kvr__turn turn;
     double idle_timeout_s;
     struct peer *idle; /* newest first */
     struct peer *busy;
@@ -42,6 +44,7 @@ struct peer { /* one connection */
     uv_getaddrinfo_t resolve;
     uv_write_t write;
     struct kvr_body *sent_head, *sent_body; /* what is being written, held until it was */
+    struct kvr__turn_place turn;
     size_t enciphered;                      /* bytes of sent_body that the TLS session has had */
     struct kvr_tls *tls;                    /* NULL: plain */
     unsigned flushes;                       /* writes of what the session says that are under way */
@@ -143,6 +146,7 @@ static void on_peer_closed(uv_handle_t *h)
 static void peer_close(struct peer *p)
 {
     if (p->state == CLOSING) return;
+    kvr__turn_leave(&p->turn);
     if (p->state == IDLE) {
         list_remove(&p->client->idle, p);
         p->client->idle_n--;
@@ -565,6 +569,17 @@ static int read_answer(struct peer *p)
     return rc == UV_EALREADY ? 0 : rc;
 }
 
+static void on_send_failed(uv_timer_t *t);
+
+static void send_turn(struct kvr__turn_place *place)
+{
+    struct peer *p = (struct peer *)((char *)place - offsetof(struct peer, turn));
+    bool has_body = p->sent_body && p->sent_body->len;
+    uv_buf_t bufs[] = {uv_buf_init(p->sent_head->data, (unsigned)p->sent_head->len),
+                       has_body ? uv_buf_init(p->sent_body->data, (unsigned)p->sent_body->len) : (uv_buf_t){0}};
+    if (send_plain(p, bufs, has_body ? 2 : 1)) uv_timer_start(&p->timer, on_send_failed, 0, 0); /* told from the loop */
+}
+
 static int send_request(struct peer *p)
 {
     const struct kvr_http_call *call = p->call;
@@ -578,11 +593,10 @@ static int send_request(struct peer *p)
     p->sent_head = kvr_body_ref(call->head);
     p->sent_body = kvr_body_ref(call->config.body);
     p->enciphered = 0;
-    bool has_body = p->sent_body && p->sent_body->len;
-    uv_buf_t bufs[] = {uv_buf_init(p->sent_head->data, (unsigned)p->sent_head->len),
-                       has_body ? uv_buf_init(p->sent_body->data, (unsigned)p->sent_body->len) : (uv_buf_t){0}};
-    unsigned n = has_body ? 2 : 1;
-    int rc = p->tls ? send_cipher(p) : send_plain(p, bufs, n);
+    int rc = 0;
+    p->writing = true;
+    if (p->tls) rc = send_cipher(p);
+    else kvr__turn_join(&p->client->turn, &p->turn);
     return rc ? rc : read_answer(p);
 }
 
@@ -700,9 +714,9 @@ static void peer_start(struct peer *p)
     uv_timer_start(&p->timer, on_start_soon, 0, 0);
 }
 
-static void on_reuse_failed(uv_timer_t *t)
+static void on_send_failed(uv_timer_t *t)
 {
-    call_failed(t->data, KVR_HTTP_RESET, "the pooled connection is gone");
+    call_failed(t->data, KVR_HTTP_RESET, "the connection cannot be written to");
 }
 
 static struct peer *peer_from_pool(struct kvr_http_client *c, uint64_t key)
@@ -745,7 +759,7 @@ struct kvr_http_call *kvr_http_call_start(struct kvr_http_client *c, const struc
     p->call = call;
     call->peer = p;
     if (pooled) {
-        if (send_request(p)) uv_timer_start(&p->timer, on_reuse_failed, 0, 0); /* told from the loop */
+        if (send_request(p)) uv_timer_start(&p->timer, on_send_failed, 0, 0); /* told from the loop */
     } else {
         peer_start(p);
     }
@@ -825,8 +839,9 @@ int kvr_http_client_create(uv_loop_t *loop, double idle_timeout_s, struct kvr_ht
     c->settings.on_body = on_body;
     c->settings.on_message_complete = on_complete;
     uv_timer_init(loop, &c->sweep);
-    c->sweep.data = c;
-    c->handles = 1;
+    kvr__turn_init(&c->turn, loop, send_turn);
+    c->sweep.data = c->turn.before_wait.data = c;
+    c->handles = 2;
     uv_timer_start(&c->sweep, on_sweep, 500, 500);
     uv_unref((uv_handle_t *)&c->sweep);
     *out = c;
@@ -854,6 +869,7 @@ void kvr_http_client_close(struct kvr_http_client *c)
 {
     if (!c || c->closed) return;
     c->closed = true;
+    kvr__turn_send(&c->turn);
     while (c->idle) peer_close(c->idle);
     while (c->busy) {
         struct peer *p = c->busy;
@@ -863,6 +879,7 @@ void kvr_http_client_close(struct kvr_http_client *c)
         peer_close(p);
     }
     uv_close((uv_handle_t *)&c->sweep, on_client_closed);
+    uv_close((uv_handle_t *)&c->turn.before_wait, on_client_closed);
 }
 
 uint64_t kvr_http_call_connect_ns(const struct kvr_http_call *call)
