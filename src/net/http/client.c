@@ -45,9 +45,9 @@ struct peer { /* one connection */
     uv_write_t write;
     struct kvr_body *sent_head, *sent_body; /* what is being written, held until it was */
     struct kvr__turn_place turn;
-    size_t enciphered;                      /* bytes of sent_body that the TLS session has had */
-    struct kvr_tls *tls;                    /* NULL: plain */
-    unsigned flushes;                       /* writes of what the session says that are under way */
+    size_t enciphered;   /* bytes of sent_body that the TLS session has had */
+    struct kvr_tls *tls; /* NULL: plain */
+    unsigned flushes;    /* writes of what the session says that are under way */
     llhttp_t parser;
     struct kvr__framing framing;
     struct kvr_http_client *client;
@@ -61,7 +61,7 @@ struct peer { /* one connection */
     const char *bad;  /* why an answer is refused */
     char *body;       /* what the read that is being parsed has brought of a body */
     size_t body_n;
-    bool head_over;   /* of an interim answer: another head follows */
+    bool head_over; /* of an interim answer: another head follows */
     bool reused, got_bytes, writing, resolving, in_callback, done;
 };
 

@@ -62,12 +62,11 @@ void kvr__framing_chunks(struct kvr__framing *f)
 /* RFC 9110, 5.6.2: what a token consists of, and what a header's value does; of targets all that is visible ASCII but '#'. */
 enum { TOKEN = 1, TEXT = 2, PATH = 4, SOME = TEXT | PATH, ALL = TOKEN | TEXT | PATH };
 
-static const uint8_t kinds[256] = {['\t'] = TEXT,        [' '] = TEXT,         ['!'] = ALL,          ['"'] = SOME,
-                                   ['#'] = TOKEN | TEXT, ['$' ... '\''] = ALL, ['(' ... ')'] = SOME, ['*' ... '+'] = ALL,
-                                   [','] = SOME,         ['-' ... '.'] = ALL,  ['/'] = SOME,         ['0' ... '9'] = ALL,
-                                   [':' ... '@'] = SOME, ['A' ... 'Z'] = ALL,  ['[' ... ']'] = SOME, ['^' ... 'z'] = ALL,
-                                   ['{'] = SOME,         ['|'] = ALL,          ['}'] = SOME,         ['~'] = ALL,
-                                   [0x80 ... 0xff] = TEXT};
+static const uint8_t kinds[256] = {
+    ['\t'] = TEXT,        [' '] = TEXT,        ['!'] = ALL,           ['"'] = SOME,        ['#'] = TOKEN | TEXT, ['$' ... '\''] = ALL,
+    ['(' ... ')'] = SOME, ['*' ... '+'] = ALL, [','] = SOME,          ['-' ... '.'] = ALL, ['/'] = SOME,         ['0' ... '9'] = ALL,
+    [':' ... '@'] = SOME, ['A' ... 'Z'] = ALL, ['[' ... ']'] = SOME,  ['^' ... 'z'] = ALL, ['{'] = SOME,         ['|'] = ALL,
+    ['}'] = SOME,         ['~'] = ALL,         [0x80 ... 0xff] = TEXT};
 
 static bool is_token(unsigned char c)
 {

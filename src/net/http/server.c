@@ -206,7 +206,7 @@ void kvr__conn_linger(struct kvr_http_conn *c)
     if (c->closing || c->lingering) return;
     kvr__answer_send_now(c);
     if (c->queued) return; /* it is called again when that is sent */
-    if (c->half_closed) { /* and nothing can come */
+    if (c->half_closed) {  /* and nothing can come */
         kvr__conn_close(c);
         return;
     }

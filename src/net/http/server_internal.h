@@ -59,9 +59,9 @@ struct kvr_http_conn {
     struct kvr_body *body;   /* and when it is whole */
     struct kvr_buf held;     /* what leaves at the end of the turn; an answer's head that waits for its first piece */
     struct kvr__turn_place turn;
-    struct kvr_buf ahead;    /* bytes that wait for their turn to be parsed */
-    uint64_t deadline_ms;    /* 0: none */
-    size_t unfinished;       /* of `arriving`, so many bytes count against the share of `payer` */
+    struct kvr_buf ahead; /* bytes that wait for their turn to be parsed */
+    uint64_t deadline_ms; /* 0: none */
+    size_t unfinished;    /* of `arriving`, so many bytes count against the share of `payer` */
     uint64_t payer;
     uint64_t message_ms;             /* when the request that is arriving began, or the waiting for it */
     size_t queued;                   /* bytes in write requests */
