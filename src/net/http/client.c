@@ -67,7 +67,7 @@ struct peer { /* one connection */
 
 struct kvr_http_call {
     struct kvr_http_call_config config;
-    struct kvr_endpoint endpoint;
+    struct kvr_endpoint *endpoint; /* as the head, until the answer begins */
     struct kvr_body *head;
     struct peer *peer;
     int status; /* of the answer; 0: not there yet */
@@ -100,7 +100,9 @@ static void forget_request(struct kvr_http_call *call)
 {
     kvr_body_unref(call->head);
     kvr_body_unref(call->config.body);
+    free(call->endpoint);
     call->head = call->config.body = NULL;
+    call->endpoint = NULL;
 }
 
 static void call_free(struct kvr_http_call *call)
@@ -169,7 +171,7 @@ static void call_failed(struct peer *p, enum kvr_http_failure why, const char *t
     bool stale = p->reused && !p->got_bytes && why == KVR_HTTP_RESET && !call->retried && !p->client->closed;
     if (stale) {
         call->retried = true;
-        struct peer *fresh = peer_new(p->client, call->endpoint.key);
+        struct peer *fresh = peer_new(p->client, call->endpoint->key);
         if (fresh) {
             if (p->client->reopened) atomic_fetch_add_explicit(p->client->reopened, 1, memory_order_relaxed);
             fresh->call = call;
@@ -481,7 +483,7 @@ static void go_on_shaking(struct peer *p)
 
 static void start_tls(struct peer *p)
 {
-    const struct kvr_endpoint *e = &p->call->endpoint;
+    const struct kvr_endpoint *e = p->call->endpoint;
     p->state = SHAKING_HANDS;
     p->tls = kvr_tls_connect(e->tls_peer, e->host, e->port, e->is_numeric);
     if (!p->tls || uv_read_start((uv_stream_t *)&p->tcp, on_alloc, on_read)) {
@@ -618,7 +620,7 @@ static void on_connected(uv_connect_t *req, int status)
         return;
     }
     uv_tcp_nodelay(&p->tcp, 1);
-    if (p->call->endpoint.tls) start_tls(p);
+    if (p->call->endpoint->tls) start_tls(p);
     else begin_request(p);
 }
 
@@ -664,17 +666,17 @@ static void on_start_soon(uv_timer_t *t)
     call->connecting_ns = uv_hrtime();
     double timeout = call->config.connect_timeout_s;
     if (timeout > 0) uv_timer_start(&p->timer, on_connect_timeout, (uint64_t)(timeout * 1000) + 1, 0);
-    if (call->endpoint.is_numeric) {
-        connect_to(p, (const struct sockaddr *)&call->endpoint.addr);
+    if (call->endpoint->is_numeric) {
+        connect_to(p, (const struct sockaddr *)&call->endpoint->addr);
         return;
     }
     char port[8];
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
-    snprintf(port, sizeof port, "%u", call->endpoint.port);
+    snprintf(port, sizeof port, "%u", call->endpoint->port);
     p->state = RESOLVING;
     p->resolve.data = p;
     p->resolving = true;
-    int rc = uv_getaddrinfo(p->client->loop, &p->resolve, on_resolved, call->endpoint.host, port, &hints);
+    int rc = uv_getaddrinfo(p->client->loop, &p->resolve, on_resolved, call->endpoint->host, port, &hints);
     if (rc) {
         p->resolving = false;
         call_failed(p, KVR_HTTP_CONNECT_FAILED, uv_strerror(rc));
@@ -738,20 +740,23 @@ struct kvr_http_call *kvr_http_call_start(struct kvr_http_client *c, const struc
 {
     struct kvr_http_call *call = calloc(1, sizeof *call);
     struct kvr_body *head = kvr_body_copy(config->head, config->head_len);
-    if (!call || !head) {
+    struct kvr_endpoint *endpoint = malloc(sizeof *endpoint);
+    if (!call || !head || !endpoint) {
         free(call);
+        free(endpoint);
         kvr_body_unref(head);
         return NULL;
     }
+    *endpoint = *config->endpoint;
     call->config = *config;
     call->config.body = kvr_body_ref(config->body);
     call->config.head = NULL;
+    call->config.endpoint = NULL;
     call->head = head;
-    call->endpoint = *config->endpoint;
-    call->config.endpoint = &call->endpoint;
-    struct peer *p = config->once ? NULL : peer_from_pool(c, call->endpoint.key);
+    call->endpoint = endpoint;
+    struct peer *p = config->once ? NULL : peer_from_pool(c, call->endpoint->key);
     bool pooled = p != NULL;
-    if (!p) p = peer_new(c, call->endpoint.key);
+    if (!p) p = peer_new(c, call->endpoint->key);
     if (!p) {
         call_free(call);
         return NULL;
