@@ -111,6 +111,15 @@ static inline bool kvr_parse_u64(const char *s, size_t len, uint64_t max, uint64
     return true;
 }
 
+/* v in hexadecimal, with at least so many digits and nothing behind them. Returns: their number, 16 at most. */
+static inline size_t kvr_put_hex(char *out, uint64_t v, size_t least)
+{
+    size_t n = 1;
+    while (n < 16 && (n < least || v >> 4 * n)) n++;
+    for (size_t i = 0; i < n; i++) out[i] = "0123456789abcdef"[v >> 4 * (n - 1 - i) & 15];
+    return n;
+}
+
 static inline uint64_t kvr_now_ns(const struct kvr_clock *c)
 {
     return c->now_ns(c->ctx);

@@ -30,18 +30,6 @@ int kvr_buf_reserve(struct kvr_buf *b, size_t more)
     return 0;
 }
 
-void kvr_buf_add(struct kvr_buf *b, const void *data, size_t len)
-{
-    if (len == 0 || kvr_buf_reserve(b, len)) return;
-    memcpy(b->data + b->len, data, len);
-    b->len += len;
-}
-
-void kvr_buf_str(struct kvr_buf *b, const char *s)
-{
-    kvr_buf_add(b, s, strlen(s));
-}
-
 void kvr_buf_printf(struct kvr_buf *b, const char *fmt, ...)
 {
     va_list ap, again;

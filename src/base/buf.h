@@ -4,6 +4,8 @@
 #ifndef KVR_BUF_H
 #define KVR_BUF_H
 
+#include <string.h>
+
 #include "base/base.h"
 
 struct kvr_buf {
@@ -14,8 +16,17 @@ struct kvr_buf {
 };
 
 int kvr_buf_reserve(struct kvr_buf *b, size_t more);
-void kvr_buf_add(struct kvr_buf *b, const void *data, size_t len);
-void kvr_buf_str(struct kvr_buf *b, const char *s);
+/* Inline, as heads are made of many short pieces whose lengths the compiler knows. */
+static inline void kvr_buf_add(struct kvr_buf *b, const void *data, size_t len)
+{
+    if (len == 0 || ((b->failed || len > b->cap - b->len) && kvr_buf_reserve(b, len))) return;
+    memcpy(b->data + b->len, data, len);
+    b->len += len;
+}
+static inline void kvr_buf_str(struct kvr_buf *b, const char *s)
+{
+    kvr_buf_add(b, s, strlen(s));
+}
 void kvr_buf_u64(struct kvr_buf *b, uint64_t v); /* in decimal */
 void kvr_buf_printf(struct kvr_buf *b, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void kvr_buf_reset(struct kvr_buf *b); /* empty, and keeps its memory */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Answers. They are written with uv_try_write first, so a chunk goes out in the same loop turn with one system call; what the
- * socket does not take is copied to a write request.
+ * Answers. Small pieces are copied and leave together at the end of the loop's turn (http/turn.h), others at once. They are written with
+ * uv_try_write first, so that this is one system call; what the socket does not take is copied to a write request.
  *
  * Either every byte of an answer goes out in its place, or nothing more goes out at all and the connection is reset: a piece
  * that cannot be queued sets write_failed, after which nothing is sent.
@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-enum { BUFS_MAX = 3 };
+enum { BUFS_MAX = 3, CHUNK_SIZE_MAX = 18, COPIED_MAX = 8 * 1024 };
 
 struct write_req {
     uv_write_t req;
@@ -117,16 +117,41 @@ static void send_plain(struct kvr_http_conn *c, uv_buf_t *bufs, unsigned n)
     kvr__answer_flush_tls(c);
 }
 
-/* Up to BUFS_MAX. */
-static void answer_send(struct kvr_http_conn *c, const uv_buf_t *bufs, unsigned n)
+/* What is held, and up to BUFS_MAX more. */
+static void send_with(struct kvr_http_conn *c, const uv_buf_t *bufs, unsigned n)
 {
     uv_buf_t all[1 + BUFS_MAX] = {kvr__buf_of(c->held.data, c->held.len)};
     unsigned held = c->held.len > 0;
     KVR_ASSERT(n <= BUFS_MAX);
     for (unsigned i = 0; i < n; i++) all[held + i] = bufs[i];
+    kvr__turn_leave(&c->turn);
     if (c->held.failed) write_failed(c);
     else if (held + n) send_plain(c, all, held + n);
     kvr_buf_free(&c->held);
+}
+
+void kvr__answer_send_now(struct kvr_http_conn *c)
+{
+    send_with(c, NULL, 0);
+}
+
+void kvr__answer_send_turn(struct kvr__turn_place *p)
+{
+    kvr__answer_send_now((struct kvr_http_conn *)((char *)p - offsetof(struct kvr_http_conn, turn)));
+}
+
+/* Up to BUFS_MAX. */
+static void answer_send(struct kvr_http_conn *c, const uv_buf_t *bufs, unsigned n)
+{
+    size_t len = c->held.len;
+    if (c->closing) return;
+    for (unsigned i = 0; i < n; i++) len += bufs[i].len;
+    if (len > COPIED_MAX || c->queued) {
+        send_with(c, bufs, n);
+        return;
+    }
+    for (unsigned i = 0; i < n; i++) kvr_buf_add(&c->held, bufs[i].base, bufs[i].len);
+    if (len) kvr__turn_join(&c->server->turn, &c->turn);
 }
 
 void kvr__answer_continue(struct kvr_http_conn *c)
@@ -143,6 +168,7 @@ bool kvr__answer_probe(struct kvr_http_conn *c)
     if (c->request.minor == 0 || (c->answer_started && !c->chunked)) return false;
     if (c->answer_started) answer_send(c, &zero, 1);
     else kvr__answer_continue(c);
+    kvr__answer_send_now(c);
     return true;
 }
 
@@ -239,7 +265,7 @@ static void send_held(struct kvr_http_conn *c)
 
 size_t kvr_http_write(struct kvr_http_conn *c, const char *data, size_t len)
 {
-    char size[24];
+    char size[CHUNK_SIZE_MAX];
     if (len == 0 || c->closing) return c->queued;
     if (c->outer) {
         hosted_write(c, data, len);
@@ -247,8 +273,9 @@ size_t kvr_http_write(struct kvr_http_conn *c, const char *data, size_t len)
     }
     if (c->told) c->told->bytes += c->chunked || c->left < 0 ? len : KVR_MIN(len, (size_t)c->left);
     if (c->chunked) {
-        int n = snprintf(size, sizeof size, "%zx\r\n", len);
-        uv_buf_t bufs[] = {kvr__buf_of(size, (size_t)n), kvr__buf_of(data, len), kvr__buf_of("\r\n", 2)};
+        size_t n = kvr_put_hex(size, len, 1);
+        memcpy(size + n, "\r\n", 2);
+        uv_buf_t bufs[] = {kvr__buf_of(size, n + 2), kvr__buf_of(data, len), kvr__buf_of("\r\n", 2)};
         answer_send(c, bufs, 3);
     } else if (c->left != 0) {
         if (c->left > 0) {
@@ -287,7 +314,7 @@ void kvr_http_conn_tell(struct kvr_http_conn *c, struct kvr_http_told *told)
 
 bool kvr_http_all_sent(const struct kvr_http_conn *c)
 {
-    return c->queued == 0 && !c->write_failed;
+    return c->queued == 0 && c->held.len == 0 && !c->write_failed;
 }
 
 void kvr_http_end(struct kvr_http_conn *c)
@@ -313,7 +340,7 @@ void kvr_http_abort(struct kvr_http_conn *c)
         hosted_end(c, false);
         return;
     }
-    send_held(c);
+    kvr__answer_send_now(c);
     if (c->answering && c->answer_started && !c->chunked && c->left < 0) c->reset_at_close = true;
     c->answering = c->answer_started = false;
     c->user = NULL;

@@ -12,6 +12,7 @@
  * was found good, within the time for connecting. What is read from it takes the same way as plain bytes.
  */
 #include "net/http/internal.h"
+#include "net/http/turn.h"
 
 #include <string.h>
 
@@ -22,6 +23,7 @@ struct peer;
 struct kvr_http_client {
     uv_loop_t *loop;
     uv_timer_t sweep;
+    struct kvr__turn turn;
     double idle_timeout_s;
     struct peer *idle; /* newest first */
     struct peer *busy;
@@ -42,9 +44,10 @@ struct peer { /* one connection */
     uv_getaddrinfo_t resolve;
     uv_write_t write;
     struct kvr_body *sent_head, *sent_body; /* what is being written, held until it was */
-    size_t enciphered;                      /* bytes of sent_body that the TLS session has had */
-    struct kvr_tls *tls;                    /* NULL: plain */
-    unsigned flushes;                       /* writes of what the session says that are under way */
+    struct kvr__turn_place turn;
+    size_t enciphered;   /* bytes of sent_body that the TLS session has had */
+    struct kvr_tls *tls; /* NULL: plain */
+    unsigned flushes;    /* writes of what the session says that are under way */
     llhttp_t parser;
     struct kvr__framing framing;
     struct kvr_http_client *client;
@@ -56,13 +59,15 @@ struct peer { /* one connection */
     int handles;
     unsigned interim; /* answers 1xx before this one */
     const char *bad;  /* why an answer is refused */
-    bool head_over;   /* of an interim answer: another head follows */
+    char *body;       /* what the read that is being parsed has brought of a body */
+    size_t body_n;
+    bool head_over; /* of an interim answer: another head follows */
     bool reused, got_bytes, writing, resolving, in_callback, done;
 };
 
 struct kvr_http_call {
     struct kvr_http_call_config config;
-    struct kvr_endpoint endpoint;
+    struct kvr_endpoint *endpoint; /* as the head, until the answer begins */
     struct kvr_body *head;
     struct peer *peer;
     int status; /* of the answer; 0: not there yet */
@@ -95,7 +100,9 @@ static void forget_request(struct kvr_http_call *call)
 {
     kvr_body_unref(call->head);
     kvr_body_unref(call->config.body);
+    free(call->endpoint);
     call->head = call->config.body = NULL;
+    call->endpoint = NULL;
 }
 
 static void call_free(struct kvr_http_call *call)
@@ -141,6 +148,7 @@ static void on_peer_closed(uv_handle_t *h)
 static void peer_close(struct peer *p)
 {
     if (p->state == CLOSING) return;
+    kvr__turn_leave(&p->turn);
     if (p->state == IDLE) {
         list_remove(&p->client->idle, p);
         p->client->idle_n--;
@@ -163,7 +171,7 @@ static void call_failed(struct peer *p, enum kvr_http_failure why, const char *t
     bool stale = p->reused && !p->got_bytes && why == KVR_HTTP_RESET && !call->retried && !p->client->closed;
     if (stale) {
         call->retried = true;
-        struct peer *fresh = peer_new(p->client, call->endpoint.key);
+        struct peer *fresh = peer_new(p->client, call->endpoint->key);
         if (fresh) {
             if (p->client->reopened) atomic_fetch_add_explicit(p->client->reopened, 1, memory_order_relaxed);
             fresh->call = call;
@@ -267,12 +275,23 @@ static int on_head(llhttp_t *l)
     return no_body ? 1 : 0;
 }
 
+/* Chunks of one read are moved together, over what is parsed already, and told of as one piece. */
 static int on_body(llhttp_t *l, const char *at, size_t len)
 {
     struct peer *p = peer_of(l);
     if (!p->call) return HPE_USER; /* cancelled by the handler in this very read */
-    if (p->call->config.handler->on_body) p->call->config.handler->on_body(p->call, p->call->config.ctx, at, len);
+    if (!p->body_n) p->body = (char *)(uintptr_t)at;
+    else if (p->body + p->body_n != at) memmove(p->body + p->body_n, at, len);
+    p->body_n += len;
     return 0;
+}
+
+static void tell_body(struct peer *p)
+{
+    const struct kvr_http_call *call = p->call;
+    size_t n = p->body_n;
+    p->body_n = 0;
+    if (n && call && call->config.handler->on_body) call->config.handler->on_body(p->call, call->config.ctx, p->body, n);
 }
 
 static int on_complete(llhttp_t *l)
@@ -376,6 +395,7 @@ static void take_bytes(struct peer *p, const char *data, size_t n)
     p->got_bytes = true;
     p->in_callback = true;
     size_t used = parse(p, data, n, &why);
+    tell_body(p);
     p->in_callback = false;
     if (p->done) finish(p, used == n && llhttp_should_keep_alive(&p->parser));
     else if (!p->call) peer_close(p); /* cancelled meanwhile */
@@ -463,7 +483,7 @@ static void go_on_shaking(struct peer *p)
 
 static void start_tls(struct peer *p)
 {
-    const struct kvr_endpoint *e = &p->call->endpoint;
+    const struct kvr_endpoint *e = p->call->endpoint;
     p->state = SHAKING_HANDS;
     p->tls = kvr_tls_connect(e->tls_peer, e->host, e->port, e->is_numeric);
     if (!p->tls || uv_read_start((uv_stream_t *)&p->tcp, on_alloc, on_read)) {
@@ -551,6 +571,17 @@ static int read_answer(struct peer *p)
     return rc == UV_EALREADY ? 0 : rc;
 }
 
+static void on_send_failed(uv_timer_t *t);
+
+static void send_turn(struct kvr__turn_place *place)
+{
+    struct peer *p = (struct peer *)((char *)place - offsetof(struct peer, turn));
+    bool has_body = p->sent_body && p->sent_body->len;
+    uv_buf_t bufs[] = {uv_buf_init(p->sent_head->data, (unsigned)p->sent_head->len),
+                       has_body ? uv_buf_init(p->sent_body->data, (unsigned)p->sent_body->len) : (uv_buf_t){0}};
+    if (send_plain(p, bufs, has_body ? 2 : 1)) uv_timer_start(&p->timer, on_send_failed, 0, 0); /* told from the loop */
+}
+
 static int send_request(struct peer *p)
 {
     const struct kvr_http_call *call = p->call;
@@ -564,11 +595,10 @@ static int send_request(struct peer *p)
     p->sent_head = kvr_body_ref(call->head);
     p->sent_body = kvr_body_ref(call->config.body);
     p->enciphered = 0;
-    bool has_body = p->sent_body && p->sent_body->len;
-    uv_buf_t bufs[] = {uv_buf_init(p->sent_head->data, (unsigned)p->sent_head->len),
-                       has_body ? uv_buf_init(p->sent_body->data, (unsigned)p->sent_body->len) : (uv_buf_t){0}};
-    unsigned n = has_body ? 2 : 1;
-    int rc = p->tls ? send_cipher(p) : send_plain(p, bufs, n);
+    int rc = 0;
+    p->writing = true;
+    if (p->tls) rc = send_cipher(p);
+    else kvr__turn_join(&p->client->turn, &p->turn);
     return rc ? rc : read_answer(p);
 }
 
@@ -590,7 +620,7 @@ static void on_connected(uv_connect_t *req, int status)
         return;
     }
     uv_tcp_nodelay(&p->tcp, 1);
-    if (p->call->endpoint.tls) start_tls(p);
+    if (p->call->endpoint->tls) start_tls(p);
     else begin_request(p);
 }
 
@@ -636,17 +666,17 @@ static void on_start_soon(uv_timer_t *t)
     call->connecting_ns = uv_hrtime();
     double timeout = call->config.connect_timeout_s;
     if (timeout > 0) uv_timer_start(&p->timer, on_connect_timeout, (uint64_t)(timeout * 1000) + 1, 0);
-    if (call->endpoint.is_numeric) {
-        connect_to(p, (const struct sockaddr *)&call->endpoint.addr);
+    if (call->endpoint->is_numeric) {
+        connect_to(p, (const struct sockaddr *)&call->endpoint->addr);
         return;
     }
     char port[8];
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
-    snprintf(port, sizeof port, "%u", call->endpoint.port);
+    snprintf(port, sizeof port, "%u", call->endpoint->port);
     p->state = RESOLVING;
     p->resolve.data = p;
     p->resolving = true;
-    int rc = uv_getaddrinfo(p->client->loop, &p->resolve, on_resolved, call->endpoint.host, port, &hints);
+    int rc = uv_getaddrinfo(p->client->loop, &p->resolve, on_resolved, call->endpoint->host, port, &hints);
     if (rc) {
         p->resolving = false;
         call_failed(p, KVR_HTTP_CONNECT_FAILED, uv_strerror(rc));
@@ -686,9 +716,9 @@ static void peer_start(struct peer *p)
     uv_timer_start(&p->timer, on_start_soon, 0, 0);
 }
 
-static void on_reuse_failed(uv_timer_t *t)
+static void on_send_failed(uv_timer_t *t)
 {
-    call_failed(t->data, KVR_HTTP_RESET, "the pooled connection is gone");
+    call_failed(t->data, KVR_HTTP_RESET, "the connection cannot be written to");
 }
 
 static struct peer *peer_from_pool(struct kvr_http_client *c, uint64_t key)
@@ -710,20 +740,23 @@ struct kvr_http_call *kvr_http_call_start(struct kvr_http_client *c, const struc
 {
     struct kvr_http_call *call = calloc(1, sizeof *call);
     struct kvr_body *head = kvr_body_copy(config->head, config->head_len);
-    if (!call || !head) {
+    struct kvr_endpoint *endpoint = malloc(sizeof *endpoint);
+    if (!call || !head || !endpoint) {
         free(call);
+        free(endpoint);
         kvr_body_unref(head);
         return NULL;
     }
+    *endpoint = *config->endpoint;
     call->config = *config;
     call->config.body = kvr_body_ref(config->body);
     call->config.head = NULL;
+    call->config.endpoint = NULL;
     call->head = head;
-    call->endpoint = *config->endpoint;
-    call->config.endpoint = &call->endpoint;
-    struct peer *p = config->once ? NULL : peer_from_pool(c, call->endpoint.key);
+    call->endpoint = endpoint;
+    struct peer *p = config->once ? NULL : peer_from_pool(c, call->endpoint->key);
     bool pooled = p != NULL;
-    if (!p) p = peer_new(c, call->endpoint.key);
+    if (!p) p = peer_new(c, call->endpoint->key);
     if (!p) {
         call_free(call);
         return NULL;
@@ -731,7 +764,7 @@ struct kvr_http_call *kvr_http_call_start(struct kvr_http_client *c, const struc
     p->call = call;
     call->peer = p;
     if (pooled) {
-        if (send_request(p)) uv_timer_start(&p->timer, on_reuse_failed, 0, 0); /* told from the loop */
+        if (send_request(p)) uv_timer_start(&p->timer, on_send_failed, 0, 0); /* told from the loop */
     } else {
         peer_start(p);
     }
@@ -811,8 +844,9 @@ int kvr_http_client_create(uv_loop_t *loop, double idle_timeout_s, struct kvr_ht
     c->settings.on_body = on_body;
     c->settings.on_message_complete = on_complete;
     uv_timer_init(loop, &c->sweep);
-    c->sweep.data = c;
-    c->handles = 1;
+    kvr__turn_init(&c->turn, loop, send_turn);
+    c->sweep.data = c->turn.before_wait.data = c;
+    c->handles = 2;
     uv_timer_start(&c->sweep, on_sweep, 500, 500);
     uv_unref((uv_handle_t *)&c->sweep);
     *out = c;
@@ -840,6 +874,7 @@ void kvr_http_client_close(struct kvr_http_client *c)
 {
     if (!c || c->closed) return;
     c->closed = true;
+    kvr__turn_send(&c->turn);
     while (c->idle) peer_close(c->idle);
     while (c->busy) {
         struct peer *p = c->busy;
@@ -849,6 +884,7 @@ void kvr_http_client_close(struct kvr_http_client *c)
         peer_close(p);
     }
     uv_close((uv_handle_t *)&c->sweep, on_client_closed);
+    uv_close((uv_handle_t *)&c->turn.before_wait, on_client_closed);
 }
 
 uint64_t kvr_http_call_connect_ns(const struct kvr_http_call *call)

@@ -36,6 +36,7 @@ struct kvr_text kvr__headers_get(const struct kvr_headers *h, const char *name, 
 
 void kvr_header_put(struct kvr_buf *head, struct kvr_text name, struct kvr_text value)
 {
+    if (kvr_buf_reserve(head, name.len + value.len + 4)) return;
     kvr_buf_add(head, name.ptr, name.len);
     kvr_buf_add(head, ": ", 2);
     kvr_buf_add(head, value.ptr, value.len);
@@ -65,6 +66,7 @@ void kvr_headers_free(struct kvr_headers *h)
 void kvr__headers_reset(struct kvr_headers *h)
 {
     h->n = 0;
+    h->seen = 0;
     h->in_value = false;
     kvr_buf_reset(&h->text);
 }
@@ -81,8 +83,11 @@ int kvr__headers_name(struct kvr_headers *h, const char *at, size_t len)
         h->list[h->n++] = (struct kvr_header){.name_at = (uint32_t)h->text.len};
     }
     kvr_buf_add(&h->text, at, len);
-    h->list[h->n - 1].name_len += (uint32_t)len;
-    return h->text.failed ? -1 : 0;
+    if (h->text.failed) return -1;
+    struct kvr_header *last = &h->list[h->n - 1];
+    last->name_len += (uint32_t)len;
+    if (last->name_len) h->seen |= kvr__header_bit(h->text.data + last->name_at, last->name_len);
+    return 0;
 }
 
 int kvr__headers_value(struct kvr_headers *h, const char *at, size_t len)
@@ -149,7 +154,7 @@ bool kvr_header_is_hop_by_hop(const struct kvr_hop_by_hop *hop, struct kvr_text 
 size_t kvr__headers_count(const struct kvr_headers *h, const char *name)
 {
     size_t n = 0, len = strlen(name);
-    for (size_t i = 0; i < h->n; i++) n += is_named(h, i, name, len);
+    for (size_t i = 0; i < h->n && h->seen & kvr__header_bit(name, len); i++) n += is_named(h, i, name, len);
     return n;
 }
 

@@ -59,14 +59,14 @@ void kvr__framing_chunks(struct kvr__framing *f)
     f->extensions = 0;
 }
 
-/* RFC 9110, 5.6.2: what a token consists of, and what a header's value does. */
-enum { TOKEN = 1, TEXT = 2, BOTH = TOKEN | TEXT };
+/* RFC 9110, 5.6.2: what a token consists of, and what a header's value does; of targets all that is visible ASCII but '#'. */
+enum { TOKEN = 1, TEXT = 2, PATH = 4, SOME = TEXT | PATH, ALL = TOKEN | TEXT | PATH };
 
-static const uint8_t kinds[256] = {['\t'] = TEXT,         [' '] = TEXT,         ['!'] = BOTH,         ['"'] = TEXT,
-                                   ['#' ... '\''] = BOTH, ['(' ... ')'] = TEXT, ['*' ... '+'] = BOTH, [','] = TEXT,
-                                   ['-' ... '.'] = BOTH,  ['/'] = TEXT,         ['0' ... '9'] = BOTH, [':' ... '@'] = TEXT,
-                                   ['A' ... 'Z'] = BOTH,  ['[' ... ']'] = TEXT, ['^' ... 'z'] = BOTH, ['{'] = TEXT,
-                                   ['|'] = BOTH,          ['}'] = TEXT,         ['~'] = BOTH,         [0x80 ... 0xff] = TEXT};
+static const uint8_t kinds[256] = {
+    ['\t'] = TEXT,        [' '] = TEXT,        ['!'] = ALL,           ['"'] = SOME,        ['#'] = TOKEN | TEXT, ['$' ... '\''] = ALL,
+    ['(' ... ')'] = SOME, ['*' ... '+'] = ALL, [','] = SOME,          ['-' ... '.'] = ALL, ['/'] = SOME,         ['0' ... '9'] = ALL,
+    [':' ... '@'] = SOME, ['A' ... 'Z'] = ALL, ['[' ... ']'] = SOME,  ['^' ... 'z'] = ALL, ['{'] = SOME,         ['|'] = ALL,
+    ['}'] = SOME,         ['~'] = ALL,         [0x80 ... 0xff] = TEXT};
 
 static bool is_token(unsigned char c)
 {
@@ -78,13 +78,40 @@ static bool is_text(unsigned char c)
     return kinds[c] & TEXT;
 }
 
-/* Bytes after which the state is the same: what heads mostly consist of. */
-static size_t run_of(uint8_t state, const char *data, size_t len)
+/* Are all eight bytes of a word text? false is also said of a tab. */
+static bool are_text(const char *data)
 {
-    uint8_t kind = state == VALUE ? TEXT : state == NAME ? TOKEN : 0;
+    const uint64_t ones = 0x0101010101010101, tops = ones << 7;
+    uint64_t w, del;
+    memcpy(&w, data, sizeof w);
+    del = w ^ 0x7f * ones;
+    return !((((w - 0x20 * ones) & ~w) | ((del - ones) & ~del)) & tops);
+}
+
+static size_t span_of(uint8_t kind, const char *data, size_t len)
+{
     size_t n = 0;
+    while (kind == TEXT && len - n >= 8 && are_text(data + n)) n += 8;
     while (n < len && kinds[(unsigned char)data[n]] & kind) n++;
     return n;
+}
+
+/* A header line that is there as a whole; 0: it is not, or is not as it should be. */
+static size_t line_of(const char *data, size_t len)
+{
+    size_t n = span_of(TOKEN, data, len);
+    if (n == 0 || n == len || data[n] != ':') return 0;
+    n++;
+    n += span_of(TEXT, data + n, len - n);
+    return len - n >= 2 && data[n] == '\r' && data[n + 1] == '\n' ? n + 2 : 0;
+}
+
+/* Bytes after which the state is the same: what heads mostly consist of. */
+static size_t run_of(const struct kvr__framing *f, const char *data, size_t len)
+{
+    static const uint8_t in[LAST_LF] = {[METHOD] = TOKEN, [TARGET] = PATH, [STATUS_LINE] = TEXT, [NAME] = TOKEN, [VALUE] = TEXT};
+    if (f->state == LINE) return line_of(data, len);
+    return f->state < LAST_LF && (f->state != TARGET || f->at) ? span_of(in[f->state], data, len) : 0;
 }
 
 static int hex(unsigned char c)
@@ -103,7 +130,7 @@ static int start_line(struct kvr__framing *f, unsigned char c)
     case TARGET:
         if (c == ' ') return f->at ? (f->at = 0, VERSION) : -1;
         f->at = 1; /* it is not empty */
-        return c > 0x20 && c < 0x7f && c != '#' ? TARGET : -1;
+        return kinds[c] & PATH ? TARGET : -1;
     case VERSION:
         if (f->at == sizeof version) return f->kind == KVR__ANSWERS ? (c == ' ' ? STATUS_LINE : -1) : c == '\r' ? LINE_LF : -1;
         if (f->at == sizeof version - 1 ? c < '0' || c > '9' : c != (unsigned char)version[f->at]) return -1;
@@ -161,10 +188,10 @@ long kvr__framing_scan(struct kvr__framing *f, const char *data, size_t len)
             if (!f->chunk_left) f->state = CHUNK_DATA_CR;
             continue;
         }
-        size_t run = run_of(f->state, data + i, KVR_MIN(len - i, KVR_HTTP_HEAD_MAX - f->section));
+        size_t run = run_of(f, data + i, KVR_MIN(len - i, KVR_HTTP_HEAD_MAX - f->section));
         i += run;
         f->section += run;
-        if (i == len) break;
+        if (i == len || (run && f->state == LINE)) continue;
         unsigned char c = (unsigned char)data[i++];
         int next = f->state <= STATUS_LINE ? start_line(f, c) : f->state < HEAD_OVER ? header_line(f, c) : chunk(f, c);
         if (next < 0) return KVR__FRAMING_BAD;

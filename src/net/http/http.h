@@ -46,6 +46,7 @@ struct kvr_headers {
     struct kvr_buf text;
     struct kvr_header *list;
     size_t n, cap;
+    uint64_t seen; /* a bit for each name, and for what names began with while they came: what has none is not there */
     bool in_value; /* while they come: the last piece was of a value */
 };
 
@@ -60,15 +61,20 @@ static inline bool kvr_text_is(struct kvr_text t, const char *s) /* exact */
     size_t n = strlen(s);
     return t.len == n && t.ptr && memcmp(t.ptr, s, n) == 0;
 }
+/* Of texts that are not empty: else their first letters say that they differ. */
+static inline bool kvr_may_be_nocase(const char *a, const char *b)
+{
+    return ((*a ^ *b) & ~0x20) == 0;
+}
 static inline bool kvr_text_is_nocase(struct kvr_text t, const char *s)
 {
     size_t n = strlen(s);
-    return t.len == n && t.ptr && strncasecmp(t.ptr, s, n) == 0;
+    return t.len == n && t.ptr && kvr_may_be_nocase(t.ptr, s) && strncasecmp(t.ptr, s, n) == 0;
 }
 static inline bool kvr_text_begins_nocase(struct kvr_text t, const char *s)
 {
     size_t n = strlen(s);
-    return t.len >= n && strncasecmp(t.ptr, s, n) == 0;
+    return t.len >= n && kvr_may_be_nocase(t.ptr, s) && strncasecmp(t.ptr, s, n) == 0;
 }
 
 /* A row of a table of names. */
@@ -80,15 +86,22 @@ static inline bool kvr_text_begins_nocase(struct kvr_text t, const char *s)
 static inline bool kvr_text_is_one_of(struct kvr_text t, const struct kvr_text *names, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        if (t.len == names[i].len && strncasecmp(t.ptr, names[i].ptr, t.len) == 0) return true;
+        if (t.len == names[i].len && kvr_may_be_nocase(t.ptr, names[i].ptr) && strncasecmp(t.ptr, names[i].ptr, t.len) == 0) return true;
     return false;
+}
+
+/* Most names that are looked for are not there. */
+static inline uint64_t kvr__header_bit(const char *name, size_t len)
+{
+    return (uint64_t)1 << ((len + (size_t)(name[0] | 0x20) * 7) & 63);
 }
 
 /* First header of that name (any case), or an absent text. */
 struct kvr_text kvr__headers_get(const struct kvr_headers *h, const char *name, size_t len);
 static inline struct kvr_text kvr_headers_get(const struct kvr_headers *h, const char *name)
 {
-    return kvr__headers_get(h, name, strlen(name));
+    size_t len = strlen(name);
+    return h->seen & kvr__header_bit(name, len) ? kvr__headers_get(h, name, len) : (struct kvr_text){0};
 }
 struct kvr_text kvr_headers_name(const struct kvr_headers *h, size_t i);
 struct kvr_text kvr_headers_value(const struct kvr_headers *h, size_t i);

@@ -180,6 +180,8 @@ void kvr__conn_close(struct kvr_http_conn *c)
 {
     const struct kvr_http_handler *h = &c->server->config.handler;
     if (c->closing) return;
+    if (!c->reset_at_close) kvr__answer_send_now(c);
+    kvr__turn_leave(&c->turn);
     c->closing = true;
     c->server->live--;
     if (c->counted) kvr_addresses_leave(c->server->shared->addresses, c->address, 1);
@@ -202,7 +204,9 @@ static void conn_reset(struct kvr_http_conn *c)
 void kvr__conn_linger(struct kvr_http_conn *c)
 {
     if (c->closing || c->lingering) return;
-    if (c->half_closed) { /* and nothing can come */
+    kvr__answer_send_now(c);
+    if (c->queued) return; /* it is called again when that is sent */
+    if (c->half_closed) {  /* and nothing can come */
         kvr__conn_close(c);
         return;
     }
@@ -561,8 +565,9 @@ int kvr_http_server_start(uv_loop_t *loop, const struct kvr_http_server_config *
     s->fd = s->accepted = -1;
     uv_timer_init(loop, &s->sweep);
     uv_timer_init(loop, &s->second_look);
-    s->listener.data = s->sweep.data = s->second_look.data = s;
-    s->handles = 2;
+    kvr__turn_init(&s->turn, loop, kvr__answer_send_turn);
+    s->listener.data = s->sweep.data = s->second_look.data = s->turn.before_wait.data = s;
+    s->handles = 3;
     int rc = config->host ? listen_on(s) : 0;
     s->deaf = rc || !config->host; /* it never listens */
     if (rc) {
@@ -640,6 +645,7 @@ void kvr_http_server_close(struct kvr_http_server *s)
     if (!s->deaf) stop_listening(s);
     uv_close((uv_handle_t *)&s->sweep, on_server_handle_closed);
     uv_close((uv_handle_t *)&s->second_look, on_server_handle_closed);
+    uv_close((uv_handle_t *)&s->turn.before_wait, on_server_handle_closed);
     for (size_t i = 0; i < s->late_n; i++) turn_away(s, s->late[i].fd);
     s->late_n = 0;
     for (struct kvr_http_conn *c = s->conns, *next; c; c = next) {

@@ -12,6 +12,7 @@
 
 #include "net/http/hosted.h"
 #include "net/http/internal.h"
+#include "net/http/turn.h"
 
 enum { KVR__LATE_MAX = 32 };
 
@@ -20,6 +21,7 @@ struct kvr_http_server {
     uv_poll_t listener;
     int fd, accepted; /* the listening socket, and one that was accepted and waits for room; -1: none */
     uv_timer_t sweep, second_look;
+    struct kvr__turn turn;
     struct {
         int fd;
         uint64_t address, until_ms;
@@ -55,10 +57,11 @@ struct kvr_http_conn {
     struct kvr_buf target;
     struct kvr_buf arriving; /* the body, as far as it has come; its capacity counts against the budget */
     struct kvr_body *body;   /* and when it is whole */
-    struct kvr_buf held;     /* an answer's head that waits for its first piece */
-    struct kvr_buf ahead;    /* bytes that wait for their turn to be parsed */
-    uint64_t deadline_ms;    /* 0: none */
-    size_t unfinished;       /* of `arriving`, so many bytes count against the share of `payer` */
+    struct kvr_buf held;     /* what leaves at the end of the turn; an answer's head that waits for its first piece */
+    struct kvr__turn_place turn;
+    struct kvr_buf ahead; /* bytes that wait for their turn to be parsed */
+    uint64_t deadline_ms; /* 0: none */
+    size_t unfinished;    /* of `arriving`, so many bytes count against the share of `payer` */
     uint64_t payer;
     uint64_t message_ms;             /* when the request that is arriving began, or the waiting for it */
     size_t queued;                   /* bytes in write requests */
@@ -117,6 +120,8 @@ const char *kvr__request_target(struct kvr_http_conn *c, bool is_options);
 void kvr__request_dispatch(struct kvr_http_conn *c);
 
 /* http/answer.c */
+void kvr__answer_send_turn(struct kvr__turn_place *p);
+void kvr__answer_send_now(struct kvr_http_conn *c); /* what waits for the end of the turn */
 void kvr__answer_flush_tls(struct kvr_http_conn *c);
 void kvr__answer_continue(struct kvr_http_conn *c); /* 100 Continue */
 /* Sends a client something that means nothing, to see whether it is there: the kernel of one that has gone resets the connection.

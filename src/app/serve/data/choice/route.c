@@ -288,9 +288,8 @@ static bool keep_to_domains(struct request *r, struct choosing *c)
 
 static void name_booking(struct attempt *a, struct kvr_router_request *rq)
 {
-    snprintf(a->booking, sizeof a->booking, "%llx", (unsigned long long)atomic_fetch_add(&data_of(a->request)->process->next_id, 1));
     rq->id = a->booking;
-    rq->id_len = strlen(a->booking);
+    rq->id_len = kvr_put_hex(a->booking, atomic_fetch_add(&data_of(a->request)->process->next_id, 1), 1);
 }
 
 static int ask_router(struct request *r, struct kvr_router_ctx *ctx)

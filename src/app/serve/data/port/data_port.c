@@ -35,10 +35,12 @@ static void take_request_id(struct request *r, const struct kvr_http_request *he
 {
     struct kvr_text t = kvr_headers_get(head->headers, "x-request-id");
     struct data_plane *data = data_of(r);
-    if (t.ptr && is_safe_id(t)) snprintf(r->id, sizeof r->id, "%.*s", (int)t.len, t.ptr);
-    else
-        snprintf(r->id, sizeof r->id, "kvr-%016llx",
-                 (unsigned long long)kvr_mix64(data->process->salt + atomic_fetch_add(&data->process->next_id, 1)));
+    if (t.ptr && is_safe_id(t)) {
+        memcpy(r->id, t.ptr, t.len);
+    } else {
+        memcpy(r->id, "kvr-", 4);
+        (void)kvr_put_hex(r->id + 4, kvr_mix64(data->process->salt + atomic_fetch_add(&data->process->next_id, 1)), 16);
+    }
 }
 
 /* Who takes it to its worker; zeroes: the router. */

@@ -66,14 +66,15 @@ static const struct {
     void (*leave)(struct request *r);                       /* NULL: it holds nothing */
     enum outcome (*on_time)(struct request *r, bool total); /* NULL: it has only --total-timeout, and is refused then */
     enum request_phase next;                                /* when it is done */
+    size_t holds;                                           /* bytes of request.now */
 } phases[PHASES_N] = {
-    [PHASE_READING] = {body_begin, NULL, NULL, PHASE_TOKENS},
-    [PHASE_TOKENS] = {tokens_begin, tokens_leave, tokens_on_time, PHASE_LOOKUP},
-    [PHASE_LOOKUP] = {lookup_begin, lookup_leave, NULL, PHASE_CHOOSING},
-    [PHASE_CHOOSING] = {route_choose, route_leave, route_on_time, PHASE_SENDING},
-    [PHASE_PARKED] = {route_park, route_unpark, route_on_time, PHASE_CHOOSING},
+    [PHASE_READING] = {body_begin, NULL, NULL, PHASE_TOKENS, sizeof(struct reading)},
+    [PHASE_TOKENS] = {tokens_begin, tokens_leave, tokens_on_time, PHASE_LOOKUP, sizeof(struct tokenizing)},
+    [PHASE_LOOKUP] = {lookup_begin, lookup_leave, NULL, PHASE_CHOOSING, sizeof(struct lookup)},
+    [PHASE_CHOOSING] = {route_choose, route_leave, route_on_time, PHASE_SENDING, sizeof(struct choosing)},
+    [PHASE_PARKED] = {route_park, route_unpark, route_on_time, PHASE_CHOOSING, sizeof(struct parked)},
     [PHASE_PREFILL] = {begin_prefill, NULL, prefill_on_time, PHASE_PAIRING},
-    [PHASE_PAIRING] = {route_pair, route_leave, route_pair_on_time, PHASE_SENDING},
+    [PHASE_PAIRING] = {route_pair, route_leave, route_pair_on_time, PHASE_SENDING, sizeof(struct choosing)},
     [PHASE_RENDEZVOUS] = {begin_rendezvous, NULL, rendezvous_on_time, PHASE_SENDING},
     [PHASE_SENDING] = {begin_sending, NULL, sending_on_time, PHASE_RELAYING},
     [PHASE_RELAYING] = {answer_begin, NULL, answer_on_time, PHASE_RELAYING},
@@ -86,7 +87,7 @@ static void leave(struct request *r)
 
 static enum outcome enter(struct request *r, enum request_phase phase)
 {
-    memset(&r->now, 0, sizeof r->now);
+    memset(&r->now, 0, phases[phase].holds);
     r->phase = phase;
     r->phase_deadline_ms = 0;
     model_gauges_enter(r);

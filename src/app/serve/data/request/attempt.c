@@ -420,8 +420,8 @@ uint64_t attempt_first_byte_until(const struct attempt *a)
 {
     const struct serve_options *o = data_of(a->request)->o;
     double seconds = model_option(&a->request->options, MODEL_FIRST_TOKEN_TIMEOUT, o->first_token_timeout);
-    uint64_t waited = (kvr_now_ns(kvr_clock_monotonic()) - a->sent_ns) / 1000000, limit = (uint64_t)(seconds * 1000);
-    uint64_t first = limit ? now_ms() + limit - KVR_MIN(waited, limit) : 0, received = a->decodes ? request_after(o->kv_wait_timeout) : 0;
+    uint64_t limit = (uint64_t)(seconds * 1000), first = limit ? a->sent_ns / 1000000 + limit : 0;
+    uint64_t received = a->decodes ? request_after(o->kv_wait_timeout) : 0;
     return first && received ? KVR_MIN(first, received) : KVR_MAX(first, received);
 }
 

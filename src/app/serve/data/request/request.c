@@ -16,8 +16,8 @@ struct request *request_new(struct loop *l, struct kvr_http_conn *c)
     if (!r) return NULL;
     r->loop = l;
     r->conn = c;
-    r->arrived_ms = now_ms();
     r->gauges.arrived_ns = kvr_now_ns(kvr_clock_monotonic());
+    r->arrived_ms = r->gauges.arrived_ns / 1000000;
     atomic_fetch_add(&l->in_flight, 1);
     uv_timer_init(&l->uv, &r->timer);
     r->timer.data = r;

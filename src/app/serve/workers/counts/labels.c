@@ -120,15 +120,15 @@ static void name_of(struct workers *ws, uint64_t id, char name[MODEL_MAX])
     kvr_unlock(&ws->lock);
 }
 
-/* A model has its name when the worker is known to serve it, by its entry or its engine's list: not by what clients say. */
-static void label_of(struct workers *ws, const uint64_t *id, const char *model, char name[MODEL_MAX])
+/* A model has its name when the worker is known to serve it, by its entry or its engine's list: not by what clients say. `name`: room. */
+static const char *label_of(struct workers *ws, const uint64_t *id, const char *model, char name[MODEL_MAX])
 {
-    snprintf(name, MODEL_MAX, "other");
     if (id && !model[0]) name_of(ws, *id, name);
-    if (!model[0]) return;
+    if (!model[0]) return id ? name : "other";
     const struct roster_row *row = roster_hold(ws, model);
-    if (row && (id ? roster_knows(row, *id) : row->knowers_n > 0)) snprintf(name, MODEL_MAX, "%s", model);
+    bool known = row && (id ? roster_knows(row, *id) : row->knowers_n > 0);
     roster_let_go(row);
+    return known ? model : "other";
 }
 
 /* NULL: out of memory. */
@@ -172,9 +172,9 @@ static void add_tokens(struct label_tokens *to, const struct label_tokens *more)
 /* Adds to the series of a request; w NULL: no worker had it. A worker that was replaced meanwhile has its successor's. */
 static void count(struct workers *ws, const struct worker *w, const char *model, const struct series *more)
 {
-    char label[MODEL_MAX];
+    char name[MODEL_MAX];
     const uint64_t *id = w ? &w->id : NULL;
-    label_of(ws, id, model, label);
+    const char *label = label_of(ws, id, model, name);
     kvr_lock(&ws->labels->lock);
     if (id && !list_find(ws->labels, *id)) { /* removed: counted as of no worker */
         kvr_unlock(&ws->labels->lock);
