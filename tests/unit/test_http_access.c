@@ -15,13 +15,7 @@ struct asked {
 
 static void add(struct kvr_headers *h, const char *name, const char *value)
 {
-    struct kvr_header *list = realloc(h->list, (h->n + 1) * sizeof *list);
-    assert_non_null(list);
-    h->list = list;
-    list[h->n++] =
-        (struct kvr_header){(uint32_t)h->text.len, (uint32_t)strlen(name), (uint32_t)(h->text.len + strlen(name)), (uint32_t)strlen(value)};
-    kvr_buf_str(&h->text, name);
-    kvr_buf_str(&h->text, value);
+    assert_int_equal(kvr_headers_add(h, (struct kvr_text){name, strlen(name)}, (struct kvr_text){value, strlen(value)}), 0);
 }
 
 /* headers: name, value, ... NULL. Returns: 200, or the refusal's status. */
