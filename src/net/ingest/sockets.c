@@ -15,7 +15,9 @@
 #include "net/zmq/curve.h"
 
 enum {
-    HWM = 4096, /* whole messages; then the publisher's own queue fills */
+    /* Whole messages; then the publisher's own queue fills. Not fewer, though they may take much memory: libzmq 4.3.4 aborts when a
+     * connection breaks, or is taken for broken for want of a heartbeat, while one of its messages waits for room (its issue 3937). */
+    HWM = 4096,
     FRAME_MAX = 16 << 20
 };
 
