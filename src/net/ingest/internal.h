@@ -149,7 +149,7 @@ struct kvr_ingest {
     struct kvr_recover_reply *replies; /* of the recover client, newest first */
     _Atomic bool moved;                /* it has gone round (kvr_ingest_moved) */
     _Atomic bool stop;                 /* set under `lock`; looked at between two messages */
-    struct kvr_view_status *statuses; /* in the order of the sources */
+    struct kvr_view_status *statuses;  /* in the order of the sources */
     size_t statuses_n, statuses_cap;
     struct kvr_ingest_plane_stats plane_seen; /* copy for others, under `lock` */
     /* the thread's own */
