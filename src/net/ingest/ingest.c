@@ -113,7 +113,6 @@ static void read_sub(struct kvr_ingest *in, struct source *s)
         heed_announcements(in);
         take_frames(in, s, &f);
         release(&f);
-        kvr__sockets_took(s, f.bytes);
         drained = s->breaking == 1; /* enough of it */
         s->breaking -= s->breaking > 1;
         over = kvr__turn_over(in, &t, f.bytes);

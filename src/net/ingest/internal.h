@@ -68,8 +68,6 @@ struct source {
     unsigned unread; /* a bit for each: it may have something to read (sockets.c) */
     struct watch watches[SOCKETS];
     struct kvr_zmq_line line, dealer_line;
-    size_t typical_bytes;       /* of an event message */
-    int hwm;                    /* of sub */
     bool sub_half, dealer_half; /* connected, and the handshake is not over */
     size_t breaking;    /* messages that may still be read of a connection that broke; then, or when there are none, it counts as broken */
     uint64_t reopen_ms; /* its sockets are closed until then; 0: no */
@@ -202,8 +200,6 @@ bool kvr__sockets_watch(const struct kvr_ingest *in, void *socket, struct watch 
 void kvr__sockets_wait(struct kvr_ingest *in, int timeout_ms);
 bool kvr__sockets_open(struct kvr_ingest *in, struct source *s);
 void kvr__sockets_close(struct source *s);
-/* An event message of so many bytes was read. */
-void kvr__sockets_took(struct source *s, size_t bytes);
 bool kvr__sockets_send_replay(struct source *s, uint64_t from);
 /* A fresh dealer: what the old one was still owed will not be taken for the answer to the next question. Returns: false: none could be
  * made; then a late answer is told apart by its end only. */

@@ -15,9 +15,9 @@
 #include "net/zmq/curve.h"
 
 enum {
-    HWM = 4096, /* whole messages that wait in a socket; then the publisher's own queue fills */
-    HWM_MIN = 16,
-    BACKLOG_BYTES = 256 << 10, /* about as much may wait, but for HWM_MIN messages */
+    /* Whole messages; then the publisher's own queue fills. Not fewer, though they may take much memory: libzmq 4.3.4 aborts when a
+     * connection breaks, or is taken for broken for want of a heartbeat, while one of its messages waits for room (its issue 3937). */
+    HWM = 4096,
     FRAME_MAX = 16 << 20
 };
 
@@ -98,7 +98,6 @@ bool kvr__sockets_open(struct kvr_ingest *in, struct source *s)
 {
     if (!kvr_ingest_endpoint_ok(s->events) || (s->replay[0] && !kvr_ingest_endpoint_ok(s->replay))) return false; /* inproc:// is ours */
     s->sub = make_socket(in, ZMQ_SUB);
-    s->hwm = HWM;
     s->monitor = s->sub ? monitor_of(in, s->sub) : NULL;
     if (!s->monitor) return false;
     if (kvr_curve_client(in->curve, s->sub, s->events)) return false;
@@ -135,16 +134,6 @@ bool kvr__sockets_renew(struct kvr_ingest *in, struct source *s)
     s->dealer_monitor = monitor;
     s->dealer_line = (struct kvr_zmq_line){0};
     return true;
-}
-
-/* libzmq bounds what waits by messages. The bound is only ever lowered: a writer that has stopped at a lower one would not be told to go
- * on, as the reader's words come once in half of the new one. */
-void kvr__sockets_took(struct source *s, size_t bytes)
-{
-    s->typical_bytes = s->typical_bytes ? s->typical_bytes - s->typical_bytes / 16 + bytes / 16 : bytes;
-    if (s->hwm <= HWM_MIN || s->typical_bytes * (size_t)s->hwm < 2 * BACKLOG_BYTES) return;
-    s->hwm = KVR_MAX((int)(BACKLOG_BYTES / s->typical_bytes), (int)HWM_MIN);
-    (void)zmq_setsockopt(s->sub, ZMQ_RCVHWM, &s->hwm, sizeof s->hwm);
 }
 
 /* ---- endpoints -------------------------------------------------------------------------------------- */
