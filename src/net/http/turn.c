@@ -7,6 +7,7 @@ void kvr__turn_send(struct kvr__turn *t)
     for (size_t i = 0; i < t->n; i++) {
         struct kvr__turn_place *p = t->waiting[i];
         if (!p) continue;
+        t->waiting[i] = NULL; /* what is sent ends things, which may have others join, and send */
         p->in = NULL;
         t->send(p);
     }

@@ -30,7 +30,6 @@ struct kvr__turn {
     size_t n;
 };
 
-/* `send` lets nobody join. */
 void kvr__turn_init(struct kvr__turn *t, uv_loop_t *loop, void (*send)(struct kvr__turn_place *p));
 /* It waits, if it did not. Those that have waited are sent first where there are too many. */
 void kvr__turn_join(struct kvr__turn *t, struct kvr__turn_place *p);
