@@ -178,9 +178,42 @@ static void a_call_is_sent_though_the_client_closes_in_its_turn(void **state)
     assert_int_equal(uv_loop_close(&s.loop), 0);
 }
 
+/* ---- the turn alone ------------------------------------------------------------------------------------------ */
+
+enum { JOINERS = 2 * KVR__TURN_MAX + 3 };
+
+static struct {
+    struct kvr__turn turn;
+    struct kvr__turn_place places[JOINERS];
+    unsigned sent[JOINERS];
+} alone;
+
+/* The first has all others join. */
+static void send_and_invite(struct kvr__turn_place *p)
+{
+    alone.sent[p - alone.places]++;
+    if (p != &alone.places[0]) return;
+    for (size_t i = 1; i < JOINERS; i++)
+        if (!alone.sent[i]) kvr__turn_join(&alone.turn, &alone.places[i]);
+}
+
+static void who_is_sent_may_have_others_join(void **state)
+{
+    (void)state;
+    for (size_t before = 1; before <= KVR__TURN_MAX; before++) {
+        memset(&alone, 0, sizeof alone);
+        alone.turn.send = send_and_invite;
+        for (size_t i = 0; i < before; i++) kvr__turn_join(&alone.turn, &alone.places[i]);
+        kvr__turn_send(&alone.turn);
+        for (size_t i = 0; i < JOINERS; i++) assert_int_equal(alone.sent[i], 1);
+        assert_int_equal(alone.turn.n, 0);
+    }
+}
+
 int main(void)
 {
-    static const struct CMUnitTest tests[] = {cmocka_unit_test(chunks_of_one_read_are_told_of_as_one_piece),
+    static const struct CMUnitTest tests[] = {cmocka_unit_test(who_is_sent_may_have_others_join),
+                                              cmocka_unit_test(chunks_of_one_read_are_told_of_as_one_piece),
                                               cmocka_unit_test(more_than_wait_for_one_turn_are_all_served),
                                               cmocka_unit_test(an_answer_is_whole_though_the_server_closes_in_its_turn),
                                               cmocka_unit_test(a_call_that_is_cancelled_in_its_turn_is_not_sent),
