@@ -2,16 +2,16 @@
 /* net/http/turn.h says what this is. */
 #include "net/http/turn.h"
 
+/* What is sent may end things, so that others join, or send all. */
 void kvr__turn_send(struct kvr__turn *t)
 {
-    for (size_t i = 0; i < t->n; i++) {
-        struct kvr__turn_place *p = t->waiting[i];
+    while (t->next < t->n) {
+        struct kvr__turn_place *p = t->waiting[t->next++];
         if (!p) continue;
-        t->waiting[i] = NULL; /* what is sent ends things, which may have others join, and send */
         p->in = NULL;
         t->send(p);
     }
-    t->n = 0;
+    t->next = t->n = 0;
 }
 
 static void on_prepare(uv_prepare_t *h)

@@ -27,7 +27,7 @@ struct kvr__turn {
     uv_prepare_t before_wait; /* the owner closes it */
     void (*send)(struct kvr__turn_place *p);
     struct kvr__turn_place *waiting[KVR__TURN_MAX];
-    size_t n;
+    size_t n, next; /* that is to be sent */
 };
 
 void kvr__turn_init(struct kvr__turn *t, uv_loop_t *loop, void (*send)(struct kvr__turn_place *p));
