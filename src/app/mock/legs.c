@@ -204,7 +204,9 @@ static void die(const struct mock *m, enum mock_death when)
 
 void mock_leg_answered(struct mock *m, const struct mock_ask *a)
 {
-    if (leg_of(m, a) == MOCK_KV_KEEPS) die(m, MOCK_DIE_AFTER_PREFILL);
+    if (leg_of(m, a) != MOCK_KV_KEEPS) return;
+    kvr_http_server_send(m->server);
+    die(m, MOCK_DIE_AFTER_PREFILL);
 }
 
 /* ---- what transfers tell ------------------------------------------------------------------------------- */

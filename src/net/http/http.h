@@ -255,6 +255,8 @@ void kvr_http_server_lame(struct kvr_http_server *s);
 void kvr_http_server_deaf(struct kvr_http_server *s, bool handed_over);
 /* kvr_http_server_lame and _deaf, and connections are closed that have been idle for a second. */
 void kvr_http_server_drain(struct kvr_http_server *s);
+/* What its loop's turn has to send, now: for a program that ends at once. */
+void kvr_http_server_send(struct kvr_http_server *s);
 /* Closes everything; on_gone is called for answers owed. Memory goes when the loop has run its close callbacks. */
 void kvr_http_server_close(struct kvr_http_server *s);
 
@@ -298,7 +300,7 @@ void kvr_http_start(struct kvr_http_conn *c, int status, const char *headers, si
 /* The same, but the head leaves with the first piece of the body, or with the end: for who has a piece at hand, to whom it saves a
  * system call and a packet. */
 void kvr_http_start_held(struct kvr_http_conn *c, int status, const char *headers, size_t headers_len, int64_t length);
-/* Sends a piece of the body at once. Returns: bytes waiting in the write queue. */
+/* Sends a piece of the body, a small one at the end of the loop's turn. Returns: bytes waiting in the write queue. */
 size_t kvr_http_write(struct kvr_http_conn *c, const char *data, size_t len);
 /* Has the kernel taken all that was written so far? */
 bool kvr_http_all_sent(const struct kvr_http_conn *c);

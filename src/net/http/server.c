@@ -638,6 +638,11 @@ void kvr_http_server_drain(struct kvr_http_server *s)
     uv_timer_start(&s->sweep, on_sweep, 0, DRAIN_MS);
 }
 
+void kvr_http_server_send(struct kvr_http_server *s)
+{
+    kvr__turn_send(&s->turn);
+}
+
 void kvr_http_server_close(struct kvr_http_server *s)
 {
     if (!s || s->closed) return;
