@@ -739,7 +739,7 @@ int kvr_load_add(struct kvr_load *ld, const struct kvr_load_request *in)
     long slot = kvr_load_slot_of(ld, in->worker);
     if (slot < 0) return -KVR_ENOTFOUND;
     if (requests_reserve(ld)) return -KVR_ENOMEM;
-    struct kvr_rank_load met;
+    struct kvr_rank_load met = {0};
     (void)kvr_load_get(ld, (size_t)slot, in->now_ns, &met);
     struct request *rq = piece_get(ld, sizeof *rq + in->id_len);
     if (!rq) return -KVR_ENOMEM;

@@ -666,7 +666,7 @@ static int read_rank(struct kvr_engine_batch *b, struct reader *r)
 static int read_batch_map(struct kvr_engine_batch *b, struct reader *r)
 {
     bool seen = false;
-    uint32_t n;
+    uint32_t n = 0;
     int rc = read_map(r, &n);
     for (; n > 0 && rc == 0; n--) {
         struct kvr_bytes k;

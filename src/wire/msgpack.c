@@ -30,7 +30,7 @@ bool kvr_msgpack_pass(const char **at, const char *end)
     size_t depth = 0;
     for (;;) {
         int hint = 0;
-        for (; n && p < end && (hint = mp_parser_hint[(unsigned char)*p]) >= 0; n--) {
+        for (; n && p < end && (hint = (int)mp_parser_hint[(unsigned char)*p]) >= 0; n--) {
             if (hint >= end - p) return false;
             p += 1 + hint;
         }
