@@ -54,6 +54,16 @@ ROWS = (  # what scripts/engines/engine.py is asked for
 LIMIT = 600  # seconds of a test, without the start of its engines; the longest takes a minute on two idle cores
 
 
+@pytest.fixture(autouse=True, scope="module")
+def environment():
+    """What a module loads into this process may change the environment, as LMCache does (PROMETHEUS_MULTIPROC_DIR): engines that are started later
+    would share their metrics by it."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
 @pytest.fixture(autouse=True)
 def bounded():
     """A test ends: one that waits for an engine that waits for another one fails, and says where."""
