@@ -285,9 +285,9 @@ KVR_API int kvr_router_overload(struct kvr_router *router, const struct kvr_rout
  * with it. Returns: how many. */
 KVR_API size_t kvr_router_candidates(const struct kvr_router_ctx *ctx, const struct kvr_candidate **candidates,
                                      const struct kvr_cost **costs);
-/* One of them, for who needs no list. */
+/* One of them, `at` below the result's `candidates`, copied; for who needs no list. */
 KVR_API void kvr_router_candidate(const struct kvr_router_ctx *ctx, size_t at, struct kvr_candidate *candidate, struct kvr_cost *cost);
-/* The places of the m cheapest, cheapest first; of equal ones the first is first. Returns: how many. */
+/* The places of the m cheapest into at[m], cheapest first; of equal ones the first is first. Returns: how many. */
 KVR_API size_t kvr_router_cheapest(const struct kvr_router_ctx *ctx, size_t *at, size_t m);
 /* The terms of that decision's delay costs, of its candidates at[m], as they were then. Returns: false, and nothing is written, when the
  * cost is another. */

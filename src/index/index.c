@@ -210,7 +210,7 @@ static void count_result(struct lane *ln, int rc)
 }
 
 /* When memory is short, old blocks go, and the store is to be tried once more: a repeated store changes nothing it has done. Each time
- * 1/64 goes, of any lane all within STORE_TRIES. */
+ * a 64th goes: STORE_TRIES is more than empties any lane. */
 static bool make_room(struct lane *ln, const struct rank *rk, int rc, unsigned *tries)
 {
     return rc == -KVR_ENOMEM && (*tries)++ < STORE_TRIES && kvr__evict_for_bytes(ln, rk);

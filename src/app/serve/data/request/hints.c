@@ -76,7 +76,8 @@ static bool contradict(const struct kvr_headers *h)
 static bool read_number(struct kvr_text t, double least, double *out)
 {
     char s[32] = {0}, *end;
-    memcpy(s, t.ptr, KVR_MIN(t.len, sizeof s - 1));
+    if (t.len >= sizeof s) return false;
+    memcpy(s, t.ptr, t.len);
     *out = strtod(s, &end);
     return end != s && !*end && *out >= least && *out <= 1e9;
 }
