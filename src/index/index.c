@@ -541,7 +541,7 @@ int kvr_index_set_capacity(struct kvr_index *ix, struct kvr_worker w, size_t blo
 
 size_t kvr_index_ranks(const struct kvr_index *ix)
 {
-    size_t n = 0;
+    size_t n = atomic_load_explicit(&ix->lone_n, RLX);
     for (uint32_t i = 0; i < ix->lanes_n; i++) n += atomic_load_explicit(&ix->lanes[i].slots_top, ACQ);
     return n;
 }
@@ -642,11 +642,12 @@ void kvr_index_tier_status(struct kvr_index *ix, struct kvr_worker w, struct kvr
         kvr_lock(&rk->lane->lock);
         for (uint32_t t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT; t++) side_status(&rk->tier[t], &out[t]);
         out[KVR_TIER_DEVICE] = (struct kvr_tier_status){.blocks = rk->blocks, .chunk = 1, .removes = true};
-        kvr_lock(&ix->pools_lock);
-        if (rk->pool) side_status(&rk->pool->side, &out[KVR_TIER_EXTERNAL]);
-        kvr_unlock(&ix->pools_lock);
         kvr_unlock(&rk->lane->lock);
     }
+    kvr_lock(&ix->pools_lock);
+    const struct pool *p = kvr__pool_find(ix, w);
+    if (p) side_status(&p->side, &out[KVR_TIER_EXTERNAL]);
+    kvr_unlock(&ix->pools_lock);
     kvr_rw_unlock(&ix->ranks_lock);
 }
 
@@ -671,6 +672,13 @@ static bool has_lower(const struct rank *rk)
     return rk && (rk->remembers || rk->pool);
 }
 
+static void put_reach(struct going_on *g, const struct kvr_reach *reach)
+{
+    if (!reach->depth[KVR_TIER_COUNT - 1]) return;
+    if (g->found < g->cap) g->out[g->found] = *reach;
+    g->found++;
+}
+
 /* What was found of ranks of this lane, in its first `known` places, and then who has nothing on the device. */
 static void go_on_lane(struct going_on *g, struct lane *ln, size_t known)
 {
@@ -687,11 +695,22 @@ static void go_on_lane(struct going_on *g, struct lane *ln, size_t known)
         if (!has_lower(rk) || rk->slot != s || g->rd->written[s] == g->rd->mark) continue;
         struct kvr_reach reach = {.worker = rk->worker};
         go_on(g, ln, rk, &reach);
-        if (!reach.depth[KVR_TIER_COUNT - 1]) continue;
-        if (g->found < g->cap) g->out[g->found] = reach;
-        g->found++;
+        put_reach(g, &reach);
     }
     kvr_unlock(&ln->lock);
+}
+
+/* Members of pools whose rank has come to nothing (a worker that is new, or starts again) have what their pool has. */
+static void go_on_alone(struct going_on *g, struct kvr_index *ix, bool windows)
+{
+    kvr_lock(&ix->pools_lock);
+    for (const struct pool_member *m = ix->members; m; m = m->next) {
+        if (!m->lone || (windows && kvr__windows_has(ix, m->worker))) continue;
+        struct kvr_reach reach = {.worker = m->worker};
+        reach.depth[KVR_TIER_EXTERNAL] = (uint32_t)kvr__pool_reach(ix, m->pool, g->prefixes, g->n);
+        put_reach(g, &reach);
+    }
+    kvr_unlock(&ix->pools_lock);
 }
 
 long kvr_index_match_tiers(struct kvr_index_reader *rd, const struct kvr_overlap *found, size_t found_n, const uint64_t *prefixes, size_t n,
@@ -708,6 +727,7 @@ long kvr_index_match_tiers(struct kvr_index_reader *rd, const struct kvr_overlap
     kvr_read_lock(&ix->ranks_lock);
     if (windows) kvr_lock(&ix->windows_lock);
     for (uint32_t i = 0; i < ix->lanes_n; i++) go_on_lane(&g, &ix->lanes[i], found_n);
+    if (atomic_load_explicit(&ix->lone_n, RLX)) go_on_alone(&g, ix, windows);
     if (windows) kvr_unlock(&ix->windows_lock);
     kvr_rw_unlock(&ix->ranks_lock);
     return g.found > cap ? -KVR_ELIMIT : (long)g.found;

@@ -310,10 +310,11 @@ struct pool {
     struct tier_side side;
 };
 
-struct pool_member { /* outlives the pair's content */
+struct pool_member { /* outlives the pair's content, and its rank */
     struct pool_member *next;
     struct kvr_worker worker;
     struct pool *pool;
+    bool lone; /* the pair has no rank */
 };
 
 struct rank {
@@ -500,6 +501,7 @@ struct kvr_index {
     struct tier_set pooled;
     struct pool *pools;
     struct pool_member *members;
+    _Atomic size_t lone_n; /* members without a rank */
     struct lane lanes[];
 };
 
@@ -708,8 +710,11 @@ void kvr__tier_first(struct tier_set *t, struct tier_list *l, uint32_t id);
 void kvr__tier_set_free(struct tier_set *t);
 
 /* ---- pools.c */
-struct pool *kvr__pool_of(struct kvr_index *ix, struct kvr_worker w);                              /* NULL: none */
-int kvr__pool_enlist(struct kvr_index *ix, struct kvr_worker w, uint64_t pool, struct pool **out); /* pools_lock held; pool 0: leaves it */
+const struct pool *kvr__pool_find(struct kvr_index *ix, struct kvr_worker w); /* NULL: none. pools_lock is held */
+struct pool *kvr__pool_of(struct kvr_index *ix, struct kvr_worker w);         /* of a pair that gets a rank. NULL: none */
+void kvr__pool_lone(struct kvr_index *ix, struct kvr_worker w);               /* its rank goes */
+/* Of a pair with a rank. pools_lock held; pool 0: leaves it */
+int kvr__pool_enlist(struct kvr_index *ix, struct kvr_worker w, uint64_t pool, struct pool **out);
 void kvr__pools_leave(struct kvr_index *ix, uint64_t worker_id);
 void kvr__pools_destroy(struct kvr_index *ix);
 
@@ -741,6 +746,8 @@ size_t kvr__tiers_expire(struct lane *ln, struct rank *rk); /* returns how many 
 size_t kvr__pools_expire(struct kvr_index *ix);
 int kvr__tiers_join(struct lane *ln, struct rank *rk, uint64_t pool);
 /* reach->depth[KVR_TIER_DEVICE] is given, the others are written. prefixes: the query's sequence hashes. */
+/* Blocks that a member of the pool which has nothing else reads. pools_lock is held. */
+size_t kvr__pool_reach(struct kvr_index *ix, struct pool *p, const uint64_t *prefixes, size_t n);
 void kvr__tiers_reach(struct lane *ln, struct rank *rk, const uint64_t *prefixes, size_t n, struct kvr_reach *reach);
 size_t kvr__tiers_fell_short(struct lane *ln, struct rank *rk, const uint64_t *prefixes, size_t from, size_t n);
 /* One block of a rank's list for a tier, as a stored event. Returns: the next one, 0 at the end. */

@@ -27,13 +27,39 @@ static struct pool_member **member_at(struct kvr_index *ix, struct kvr_worker w)
     return at;
 }
 
-struct pool *kvr__pool_of(struct kvr_index *ix, struct kvr_worker w)
+const struct pool *kvr__pool_find(struct kvr_index *ix, struct kvr_worker w)
+{
+    const struct pool_member *m = *member_at(ix, w);
+    return m ? m->pool : NULL;
+}
+
+/* pools_lock is held. */
+static void set_lone(struct kvr_index *ix, struct pool_member *m, bool lone)
+{
+    size_t n = atomic_load_explicit(&ix->lone_n, RLX);
+    if (m->lone != lone) atomic_store_explicit(&ix->lone_n, lone ? n + 1 : n - 1, RLX);
+    m->lone = lone;
+}
+
+/* The pool of a pair whose rank comes or goes. */
+static struct pool *rank_changes(struct kvr_index *ix, struct kvr_worker w, bool goes)
 {
     kvr_lock(&ix->pools_lock);
-    const struct pool_member *m = *member_at(ix, w);
+    struct pool_member *m = *member_at(ix, w);
+    if (m) set_lone(ix, m, goes);
     struct pool *p = m ? m->pool : NULL;
     kvr_unlock(&ix->pools_lock);
     return p;
+}
+
+struct pool *kvr__pool_of(struct kvr_index *ix, struct kvr_worker w)
+{
+    return rank_changes(ix, w, false);
+}
+
+void kvr__pool_lone(struct kvr_index *ix, struct kvr_worker w)
+{
+    (void)rank_changes(ix, w, true);
 }
 
 /* pools_lock is held. */
@@ -63,6 +89,7 @@ void kvr__pools_leave(struct kvr_index *ix, uint64_t worker_id)
             continue;
         }
         *at = m->next;
+        set_lone(ix, m, false);
         kvr_mem_put(&ix->pools_mem, m, sizeof *m);
     }
     kvr_unlock(&ix->pools_lock);

@@ -164,6 +164,7 @@ void kvr__rank_forget(struct kvr_index *ix, struct rank *rk)
     }
     ix->ranks[i] = NULL;
     ix->ranks_n--;
+    if (rk->pool) kvr__pool_lone(ix, rk->worker);
     kvr_lock(&ln->lock);
     if (ln->walks) kvr__walks_rank_goes(ln, rk);
     kvr__slot_kill(ln, rk->slot);

@@ -461,6 +461,14 @@ void kvr__tiers_reach(struct lane *ln, struct rank *rk, const uint64_t *prefixes
         reach->depth[t] = reach->depth[t - 1] + (at - device >= least ? read[t] : 0);
 }
 
+size_t kvr__pool_reach(struct kvr_index *ix, struct pool *p, const uint64_t *prefixes, size_t n)
+{
+    struct side s = {&ix->pooled, &p->side, p->owner, NULL};
+    uint32_t at = 0, more;
+    while ((more = next_chunk(&s, prefixes, n, at)) != 0) at += more;
+    return at >= least_of(&p->side) ? at : 0;
+}
+
 size_t kvr__tiers_fell_short(struct lane *ln, struct rank *rk, const uint64_t *prefixes, size_t from, size_t n)
 {
     size_t gone = 0;

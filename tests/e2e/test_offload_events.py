@@ -215,3 +215,46 @@ def test_a_replica_has_the_tiers_from_its_peer(told, start):
     told.e.until("one copy is left", lambda: depths(late) == depths(told.indexer) == (0, 6, 7))
     told.tell(removed("map", NAMES[:1], group_idx=0))
     told.e.until("none is", lambda: depths(late) == depths(told.indexer) == (0, 0, 0))
+
+
+def test_what_a_worker_stored_where_others_read_too_is_there_for_its_pool(start, engine):
+    """The second and the third follow engines of their own, which tell nothing of it; the third is of no pool."""
+    engines = [engine() for _ in range(3)]
+    pools = [{"kv_pool": "store"}, {"kv_pool": "store"}, {}]
+    ends = [f"events=tcp://127.0.0.1:{e.events},replay=tcp://127.0.0.1:{e.replay_port}" for e in engines]
+    serve = start(Serve, [f"http://127.0.0.{i + 1}:1,{ends[i]},model=m" + (",kv-pool=store" if pools[i] else "") for i in range(3)], "--block-size", BS, ready=False)
+    select, indexer = start(Select), start(Indexer)
+    for i, (e, pool) in enumerate(zip(engines, pools), 1):
+        select.worker(i, kv_events_endpoints={"0": f"tcp://127.0.0.1:{e.events}"}, replay_endpoint=f"tcp://127.0.0.1:{e.replay_port}", **pool)
+        indexer.register(i, e, **pool)
+    first = engines[0]
+
+    def until(what, check):
+        first.until(what, lambda: [e.serve_replay(0.005) for e in engines[1:]] and check())
+    until("all follow", lambda: indexer.whole() and all(v["view"] == "whole" for s in (serve, select) for v in s.views().values()))
+    first.send(first.batch(stored("map", NAMES[:5], TOKENS[:20], None, BS, "GPU", group_idx=0),
+                           *[stored("map", [n], medium="STORAGE", group_idx=0, locality="REMOTE", ownership="far") for n in NAMES[:4]]))
+
+    def depths():
+        """Blocks on the device, with what others share."""
+        rows = []
+        for s in (serve, select):
+            ws = s.post("/overlap_scores", {"token_ids": TOKENS + [1], "model_name": "default" if s is select else "m"}).json()["workers"]
+            rows.append({w["worker_id"]: (w["device_blocks"], w["disk_blocks"]) for w in ws})
+        found = indexer.post("/query", {"model_name": "m", "token_ids": TOKENS + [1]})["instances"]
+        rows.append({int(i): (x["gpu"] // BS, x["disk"] // BS) for i, x in found.items()})
+        return [[row.get(i, (0, 0)) for i in (1, 2, 3)] for row in rows]
+    until("its pool has it", lambda: depths() == [[(5, 5), (0, 4), (0, 0)]] * 3)
+    assert [indexer.listeners()[i, 0].get("kv_pool") for i in (1, 2, 3)] == ["store", "store", None]
+
+
+def test_a_chunk_that_is_said_at_registration_is_read_as_a_whole_from_the_first(start, engine):
+    """Names alone do not tell how many blocks are read at once: what is said counts before four chunks were seen."""
+    e = engine()
+    ix = start(Indexer)
+    assert "multiple of block_size" in str(ix.register(1, e, kv_offload_chunk=BS + 1, status=400))
+    ix.register(1, e, kv_offload_chunk=2 * BS)
+    e.until("it follows", ix.whole)
+    e.send(e.batch(stored("map", NAMES[:3], TOKENS[:12], None, BS, "GPU", group_idx=0), stored("map", [12], group_idx=0)))
+    e.send(e.batch(removed("map", NAMES[:3], "GPU", group_idx=0)))
+    e.until("both blocks of the chunk", lambda: ix.post("/query", {"model_name": "m", "token_ids": TOKENS + [1]})["instances"].get("1", {}).get("cpu") == 2 * BS)

@@ -436,6 +436,11 @@ static void what_one_stores_in_a_pool_all_can_read(void **state)
     reaches(&s, 3, 8, 2, 2);
     kvr_index_remove_rank(s.ix, (struct kvr_worker){1, 0}); /* the pool outlives who filled it */
     reaches(&s, 2, 8, 2, 6);
+    reaches(&s, 1, 8, 0, 6); /* who starts again with nothing can read it, */
+    kvr_index_drop_rank(s.ix, (struct kvr_worker){2, 0});
+    reaches(&s, 2, 8, 0, 6);
+    assert_int_equal(tell(&s, 2, GPU, STORED, 1, 2, PLAIN), 0);
+    reaches(&s, 2, 8, 2, 6);
     assert_int_equal(tell(&s, 1, GPU, STORED, 1, 1, PLAIN), 0); /* and who comes back is in it still */
     reaches(&s, 1, 8, 1, 6);
     kvr_index_remove_worker(s.ix, 1); /* who is another one is not */

@@ -391,6 +391,15 @@ static void instance_drop_locked(struct indexer *x, struct instance *i)
     free(i);
 }
 
+/* A pool is known by the hash of its name. */
+static int join_pool(const struct registration *r, struct partition *p)
+{
+    const char *pool = r->tiers.pool;
+    if (!*pool) return 0;
+    return kvr_index_set_pool(p->index, (struct kvr_worker){r->instance_id, r->dp_rank},
+                              kvr_hash_bytes(pool, strlen(pool), kvr_secret()) | 1);
+}
+
 static int add_listener_locked(struct indexer *x, struct instance *i, const struct registration *r)
 {
     if (i->listeners_n == RANKS_OF_INSTANCE_MAX) return -KVR_ELIMIT;
@@ -405,6 +414,7 @@ static int add_listener_locked(struct indexer *x, struct instance *i, const stru
                                     .user = i->part,
                                     .any_rank = true,
                                     .tiers = true,
+                                    .tier_chunk = r->tiers.chunk / i->part->block_size,
                                     .any_endpoint = true,
                                     .lossy = x->o->max_bytes > 0,
                                     .ranks = seed ? seed->ranks : NULL,
@@ -415,14 +425,15 @@ static int add_listener_locked(struct indexer *x, struct instance *i, const stru
         src.memory_len = seed->memory_len;
     }
     partition_ref(i->part);
-    int rc = kvr_ingest_add(x->ingest, &src);
+    int rc = join_pool(r, i->part);
+    if (!rc) rc = kvr_ingest_add(x->ingest, &src);
     free(seed);
     if (rc) {
         partition_unref(i->part);
         return rc;
     }
     struct listener *l = &i->listeners[i->listeners_n++];
-    *l = (struct listener){.rank = r->dp_rank};
+    *l = (struct listener){.rank = r->dp_rank, .tiers = r->tiers};
     snprintf(l->endpoint, sizeof l->endpoint, "%s", r->endpoint);
     snprintf(l->replay, sizeof l->replay, "%s", r->replay);
     snprintf(l->recover, sizeof l->recover, "%s", r->recover);
@@ -474,6 +485,7 @@ int catalogue_register(struct indexer *x, const struct registration *r, char *er
         return refuse(err, cap, 400, "endpoint `plane`: this indexer follows no event plane (--event-plane nats or jetstream)");
     if (r->replay[0] && (is_plane(r->endpoint) || !endpoint_ok(r->replay)))
         return refuse(err, cap, 400, "invalid replay endpoint `%.200s`: expected tcp://host:port, ipc://path or inproc://name", r->replay);
+    if (r->tiers.chunk % r->block_size) return refuse(err, cap, 400, "kv_offload_chunk must be a multiple of block_size");
     kvr_lock(&x->change_lock);
     kvr_lock(&x->lock);
     int rc = register_locked(x, r, err, cap);
@@ -520,8 +532,12 @@ int catalogue_unregister(struct indexer *x, uint64_t id, const char *model, cons
     kvr_unlock(&x->lock);
     if (p) {
         kvr_ingest_remove(x->ingest, id, rank);
-        if (rank) kvr_index_drop_rank(p->index, (struct kvr_worker){id, *rank});
-        else kvr_index_drop_worker(p->index, id);
+        if (rank) {
+            (void)kvr_index_set_pool(p->index, (struct kvr_worker){id, *rank}, 0);
+            kvr_index_drop_rank(p->index, (struct kvr_worker){id, *rank});
+        } else {
+            kvr_index_drop_worker(p->index, id);
+        }
         partition_unref(p);
     }
     kvr_unlock(&x->change_lock);
@@ -599,9 +615,16 @@ static const char *instance_state(const struct instance *i, const struct kvr_vie
     return "paused";
 }
 
+static void put_tier_words(struct kvr_buf *b, const struct tier_words *t)
+{
+    if (t->pool[0]) kvr_json_printf(b, "'kv_pool':%s", t->pool);
+    if (t->chunk) kvr_json_printf(b, "'kv_offload_chunk':%u", t->chunk);
+}
+
 static void put_listener(struct kvr_buf *b, const struct listener *l, const struct kvr_view_status *s)
 {
     kvr_json_printf(b, "'%u':{'endpoint':%s,'status':%s", l->rank, l->endpoint, listener_state(s));
+    put_tier_words(b, &l->tiers);
     if (s && s->failed) kvr_json_printf(b, "'last_error':%s", s->reason);
     kvr_json_printf(b, "'trusted':%i", s && s->trusted);
     if (s && !s->trusted) kvr_json_printf(b, "'untrusted_reason':%s", s->reason);
@@ -653,6 +676,7 @@ void catalogue_registrations_write(struct indexer *x, struct kvr_buf *b)
                             l->rank, i->part->block_size, i->part->model, i->part->group, l->endpoint);
             if (l->replay[0]) kvr_json_printf(b, "'replay_endpoint':%s", l->replay);
             if (l->recover[0]) kvr_json_printf(b, "'recover_endpoint':%s", l->recover);
+            put_tier_words(b, &l->tiers);
             kvr_json_close(b, '}');
         }
     kvr_unlock(&x->lock);

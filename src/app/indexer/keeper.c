@@ -74,7 +74,7 @@ static int register_one(void *ctx, const char *key, size_t key_len, struct kvr_j
 {
     struct indexer *x = ctx;
     struct registration r = {0};
-    uint64_t rank = 0, bs = 0;
+    uint64_t rank = 0, bs = 0, chunk = 0;
     char err[1024];
     (void)key;
     (void)key_len;
@@ -83,9 +83,11 @@ static int register_one(void *ctx, const char *key, size_t key_len, struct kvr_j
     (void)kvr_json_copy_name(kvr_json_get(o, "endpoint"), r.endpoint, sizeof r.endpoint);
     (void)kvr_json_copy_name(kvr_json_get(o, "replay_endpoint"), r.replay, sizeof r.replay);
     (void)kvr_json_copy_name(kvr_json_get(o, "recover_endpoint"), r.recover, sizeof r.recover);
+    (void)kvr_json_copy_name(kvr_json_get(o, "kv_pool"), r.tiers.pool, sizeof r.tiers.pool);
     const char *bad = !kvr_json_as_u64(kvr_json_get(o, "instance_id"), &r.instance_id) ? "instance_id"
                       : !number_of(o, "dp_rank", UINT32_MAX, &rank)                    ? "dp_rank"
                       : !number_of(o, "block_size", 65536, &bs) || bs == 0             ? "block_size"
+                      : !number_of(o, "kv_offload_chunk", OFFLOAD_CHUNK_MAX, &chunk)   ? "kv_offload_chunk"
                                                                                        : NULL;
     if (bad) {
         kvr_log_warning("kvroute indexer: a saved registration is left out: %s is not a number that is allowed", bad);
@@ -93,6 +95,7 @@ static int register_one(void *ctx, const char *key, size_t key_len, struct kvr_j
     }
     r.dp_rank = (uint32_t)rank;
     r.block_size = (uint32_t)bs;
+    r.tiers.chunk = (uint32_t)chunk;
     int status = catalogue_register(x, &r, err, sizeof err);
     if (status && status != 409) kvr_log_warning("kvroute indexer: a saved registration is left out: %s", err);
     return 0;

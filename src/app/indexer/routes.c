@@ -29,7 +29,7 @@ static int number(struct request *rq, struct kvr_json o, const char *key, bool r
 static void post_register(struct request *rq, struct kvr_json o)
 {
     struct registration r = {0};
-    uint64_t rank = 0, bs = 0;
+    uint64_t rank = 0, bs = 0, chunk = 0;
     char err[1024], unused[NAME_MAX_LEN + 1];
     int replay = 0;
     if (number(rq, o, "instance_id", true, UINT64_MAX, &r.instance_id) < 0 ||
@@ -38,6 +38,8 @@ static void post_register(struct request *rq, struct kvr_json o)
         number(rq, o, "dp_rank", false, UINT32_MAX, &rank) < 0 ||
         (replay = body_text(rq, o, "replay_endpoint", false, r.replay, sizeof r.replay)) < 0 ||
         body_text(rq, o, "recover_endpoint", false, r.recover, sizeof r.recover) < 0 ||
+        body_text(rq, o, "kv_pool", false, r.tiers.pool, sizeof r.tiers.pool) < 0 ||
+        number(rq, o, "kv_offload_chunk", false, OFFLOAD_CHUNK_MAX, &chunk) < 0 ||
         body_text(rq, o, "additional_salt", false, unused, sizeof unused) < 0)
         return;
     if (replay > 0 && !r.replay[0]) {
@@ -59,6 +61,7 @@ static void post_register(struct request *rq, struct kvr_json o)
     }
     r.dp_rank = (uint32_t)rank;
     r.block_size = (uint32_t)bs;
+    r.tiers.chunk = (uint32_t)chunk;
     int status = catalogue_register(rq->loop->indexer, &r, err, sizeof err);
     if (status) answer_error(rq, status, "%s", err);
     else answer_ok(rq, 201);

@@ -58,7 +58,8 @@ enum {
     RANKS_OF_INSTANCE_MAX = 1024,
     INSTANCES_MAX = 16384,
     PARTITIONS_MAX = 1024,
-    DUMPS_MAX = 4, /* of one data loop at once */
+    OFFLOAD_CHUNK_MAX = 1048576, /* tokens */
+    DUMPS_MAX = 4,               /* of one data loop at once */
     SMALL_BODY = 2 << 20
 };
 
@@ -75,11 +76,18 @@ struct partition {
     size_t instances;
 };
 
+/* What a registration says of tiers that the engine cannot say. */
+struct tier_words {
+    char pool[53];  /* whose external tier it shares; "": nobody's */
+    uint32_t chunk; /* tokens that it reads from lower tiers at once; 0: learned */
+};
+
 struct listener {
     uint32_t rank;
     bool paused;
     char endpoint[ENDPOINT_MAX], replay[ENDPOINT_MAX];
     char recover[ENDPOINT_MAX]; /* URL of the engine's snapshot, or "" */
+    struct tier_words tiers;
 };
 
 struct instance {
@@ -112,6 +120,7 @@ struct registration {
     uint32_t dp_rank, block_size;
     char model[NAME_MAX_LEN + 1], group[NAME_MAX_LEN + 1];
     char endpoint[ENDPOINT_MAX], replay[ENDPOINT_MAX], recover[ENDPOINT_MAX];
+    struct tier_words tiers;
 };
 
 /* ---- telemetry ------------------------------------------------------------------------------------------- */
