@@ -45,7 +45,7 @@ def wait_for(what, check, timeout=10.0):
             last = check()
             if last:
                 return last
-        except (OSError, http.client.HTTPException, AssertionError) as e:
+        except (OSError, http.client.HTTPException, AssertionError, LookupError) as e:  # of the last: what is looked at is not listed yet
             last = e
         time.sleep(pause)  # between two looks, which cost the one who is looked at something too
         pause = min(pause * 1.3, 0.05)
