@@ -182,6 +182,25 @@ static void a_backlog_leaves_others_their_turns(void **state)
     unrig(&g, &good);
 }
 
+/* More waits than a socket has room for, for longer than any answer of the network may take: libzmq 4.3.4 ends the process when it takes
+ * a connection for broken then (its issue 3937). */
+static void a_thread_that_is_held_up_while_more_comes_than_has_room_goes_on(void **state)
+{
+    struct gate g;
+    struct publisher evil, good;
+    (void)state;
+    struct kvr_ingest *in = rig(&g, &evil, &good);
+    for (uint64_t i = BACKLOG; i < 4 * BACKLOG; i++) publish(&evil, i);
+    usleep(9000000);
+    open_gate(&g);
+    WAIT_FOR(atomic_load(&g.evil) > BACKLOG, 30); /* there is room again, and libzmq told */
+    publish(&good, 0);
+    WAIT_FOR(atomic_load(&g.good), 30);
+    publisher_close(&evil);
+    kvr_ingest_destroy(in);
+    unrig(&g, &good);
+}
+
 /* ---- memory runs out ------------------------------------------------------------------------------------------------- */
 
 static int on_poor_event(void *ctx, void *user, const struct kvr_event *event, const struct kvr_ingest_origin *origin)
@@ -314,6 +333,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(stopping_does_not_wait_for_the_backlog_of_a_broken_connection),
         cmocka_unit_test(a_removal_for_which_there_was_no_memory_is_not_passed_over),
+        cmocka_unit_test(a_thread_that_is_held_up_while_more_comes_than_has_room_goes_on),
         cmocka_unit_test(a_backlog_leaves_others_their_turns),
         cmocka_unit_test(a_report_that_waits_beside_its_announcement_is_not_taken_for_a_copy),
     };

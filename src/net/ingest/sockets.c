@@ -15,16 +15,25 @@
 #include "net/zmq/curve.h"
 
 enum {
-    /* Whole messages; then the publisher's own queue fills. Not fewer, though they may take much memory: libzmq 4.3.4 aborts when a
-     * connection breaks, or is taken for broken for want of a heartbeat, while one of its messages waits for room (its issue 3937). */
-    HWM = 4096,
+    HWM = 4096, /* whole messages; then the publisher's own queue fills */
     FRAME_MAX = 16 << 20
 };
+
+/* A host that has gone is found by the kernel: libzmq 4.3.4 aborts when its own heartbeats take a connection for broken while messages
+ * wait for room (its issue 3937). An engine that stands still says nothing new, and its health check tells. */
+static void find_the_dead(void *sock)
+{
+    int on = 1, idle_s = 3, interval_s = 1, probes = 4;
+    zmq_setsockopt(sock, ZMQ_TCP_KEEPALIVE, &on, sizeof on);
+    zmq_setsockopt(sock, ZMQ_TCP_KEEPALIVE_IDLE, &idle_s, sizeof idle_s);
+    zmq_setsockopt(sock, ZMQ_TCP_KEEPALIVE_INTVL, &interval_s, sizeof interval_s);
+    zmq_setsockopt(sock, ZMQ_TCP_KEEPALIVE_CNT, &probes, sizeof probes);
+}
 
 static void *make_socket(struct kvr_ingest *in, int type)
 {
     void *sock = zmq_socket(in->zmq, type);
-    int hwm = HWM, zero = 0, reconnect = 50, reconnect_max = 1000, heartbeat = 2000, patience = 5000, v6 = 1;
+    int hwm = HWM, zero = 0, reconnect = 50, reconnect_max = 1000, v6 = 1;
     int64_t max = FRAME_MAX;
     if (!sock) return NULL;
     zmq_setsockopt(sock, ZMQ_RCVHWM, &hwm, sizeof hwm);
@@ -33,9 +42,8 @@ static void *make_socket(struct kvr_ingest *in, int type)
     zmq_setsockopt(sock, ZMQ_MAXMSGSIZE, &max, sizeof max);
     zmq_setsockopt(sock, ZMQ_RECONNECT_IVL, &reconnect, sizeof reconnect);
     zmq_setsockopt(sock, ZMQ_RECONNECT_IVL_MAX, &reconnect_max, sizeof reconnect_max);
-    zmq_setsockopt(sock, ZMQ_HEARTBEAT_IVL, &heartbeat, sizeof heartbeat);
-    zmq_setsockopt(sock, ZMQ_HEARTBEAT_TIMEOUT, &patience, sizeof patience); /* a peer on a busy machine answers late */
     zmq_setsockopt(sock, ZMQ_IPV6, &v6, sizeof v6);
+    find_the_dead(sock);
     return sock;
 }
 
