@@ -375,14 +375,23 @@ struct tier_entry { /* one cache line */
 };
 _Static_assert(sizeof(struct tier_entry) == 64, "one cache line");
 enum tier_key { TIER_BY_NAME, TIER_BY_PREFIX };
+struct tier_table {
+    uint32_t *slot[2]; /* enum tier_key: numbers of entries, 0 where there is none */
+    size_t cap;        /* a power of two */
+};
+enum { TIER_CHUNK_BITS = 10, TIER_CHUNK = 1 << TIER_CHUNK_BITS };
 struct tier_set {
     struct kvr_mem *mem;
-    struct tier_entry *entries; /* [0] unused */
-    size_t entries_cap, n;
+    struct tier_entry **chunk; /* of TIER_CHUNK entries each; number 0 is unused */
+    size_t chunks_cap, chunks_n, n;
     uint32_t top, free;
-    uint32_t *table[2]; /* enum tier_key */
-    size_t table_cap;
+    struct tier_table now, old, coming;
+    size_t moved, cleared; /* slots of `old` that are empty, of `coming` that are cleared */
 };
+static inline struct tier_entry *kvr__tier_entry(const struct tier_set *t, uint32_t id)
+{
+    return &t->chunk[id >> TIER_CHUNK_BITS][id & (TIER_CHUNK - 1)];
+}
 
 /* The way from the start of sequences down to a run (prefix.c). */
 struct way_step {

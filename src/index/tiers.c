@@ -76,7 +76,7 @@ static void close_side(struct side *s)
 
 static void take(struct lane *ln, struct tier_set *set, struct tier_side *side, uint32_t id)
 {
-    if (ln && ln->walks && set == &ln->tiers) kvr__walks_edge_goes(ln, id, set->entries[id].next);
+    if (ln && ln->walks && set == &ln->tiers) kvr__walks_edge_goes(ln, id, kvr__tier_entry(set, id)->next);
     kvr__tier_take(set, &side->list, id);
 }
 
@@ -96,7 +96,7 @@ static void remember(struct lane *ln, struct rank *rk, const struct tier_entry *
     e.owner = owner;
     e.stamp = now;
     if (known) take(ln, t, side, known);
-    while (side->list.tail && (side->list.n >= REMEMBERED_MAX || now - t->entries[side->list.tail].stamp > REMEMBERED_S))
+    while (side->list.tail && (side->list.n >= REMEMBERED_MAX || now - kvr__tier_entry(t, side->list.tail)->stamp > REMEMBERED_S))
         take(ln, t, side, side->list.tail);
     (void)kvr__tier_put(t, &side->list, &e); /* without memory it is forgotten */
 }
@@ -132,7 +132,7 @@ static int spot_on_device(struct lane *ln, const struct rank *rk, uint64_t name,
 static bool spot_of_entry(const struct tier_set *t, uint32_t id, struct spot *out)
 {
     if (!id) return false; /* before the first entry there is no memory to point into */
-    const struct tier_entry *e = &t->entries[id];
+    const struct tier_entry *e = kvr__tier_entry(t, id);
     *out = (struct spot){e->prefix, e->parent, e->local, e->position, e->root};
     return true;
 }
@@ -201,8 +201,8 @@ static int store_entry(struct lane *ln, struct rank *rk, struct side *s, struct 
     e->span = KVR_MAX(lower->span, 1u);
     e->copies = KVR_MAX(lower->copies, 1u);
     s->side->sparse |= lower->names_only || lower->span > 1;
-    if (known && t->entries[known].prefix == e->prefix) {
-        struct tier_entry *old = &t->entries[known];
+    if (known && kvr__tier_entry(t, known)->prefix == e->prefix) {
+        struct tier_entry *old = kvr__tier_entry(t, known);
         if (lower->copies && old->copies < COPIES_MAX) old->copies += lower->copies;
         old->stamp = e->stamp;
         if (!ln->walks) kvr__tier_first(t, &s->side->list, known); /* a walk would miss it */
@@ -319,9 +319,9 @@ static void remove_name(struct lane *ln, struct rank *rk, struct side *s, uint64
     uint32_t id = kvr__tier_find(s->set, s->owner, TIER_BY_NAME, name);
     s->side->removes = true;
     if (!id) return;
-    struct tier_entry e = s->set->entries[id];
+    struct tier_entry e = *kvr__tier_entry(s->set, id);
     if (e.copies > 1) {
-        s->set->entries[id].copies--;
+        kvr__tier_entry(s->set, id)->copies--;
         return;
     }
     take(ln, s->set, s->side, id);
@@ -380,7 +380,7 @@ int kvr__tiers_apply(struct lane *ln, struct rank *rk, const struct kvr_event *e
 static size_t expire_side(struct lane *ln, struct tier_set *t, struct tier_side *side, uint32_t now, uint64_t ttl_s)
 {
     size_t n = 0;
-    for (; side->list.tail && now - t->entries[side->list.tail].stamp > ttl_s; n++) take(ln, t, side, side->list.tail);
+    for (; side->list.tail && now - kvr__tier_entry(t, side->list.tail)->stamp > ttl_s; n++) take(ln, t, side, side->list.tail);
     side->given_up += n;
     return n;
 }
@@ -490,7 +490,7 @@ size_t kvr__tiers_fell_short(struct lane *ln, struct rank *rk, const uint64_t *p
 
 uint32_t kvr__tier_dump(const struct lane *ln, const struct tier_side *side, uint32_t id, struct kvr_event *ev, struct kvr_block *b)
 {
-    const struct tier_entry *e = &ln->tiers.entries[id];
+    const struct tier_entry *e = kvr__tier_entry(&ln->tiers, id);
     ev->has_parent = !e->root;
     ev->parent_hash = e->root ? 0 : e->parent;
     ev->lower = (struct kvr_lower){.placed = true,

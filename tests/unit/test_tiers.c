@@ -451,6 +451,37 @@ static void what_one_stores_in_a_pool_all_can_read(void **state)
     kvr_index_destroy(s.ix);
 }
 
+/* First blocks of prompts, at random, most stores first and most removals then: tables grow and move meanwhile. */
+static void what_is_held_while_tables_grow_is_what_was_told(void **state)
+{
+    enum { STEPS = 60000, SPACE = 40000 };
+    struct scene s;
+    struct kvr_rng rng = {17};
+    bool *held = calloc(SPACE, sizeof *held);
+    size_t n = 0;
+    (void)state;
+    begin(&s, (struct kvr_index_config){0});
+    for (int i = 0; i < STEPS; i++) {
+        uint32_t k = kvr_rng_below(&rng, SPACE);
+        uint64_t name = kvr_mix64(k) | 1;
+        struct kvr_block b = {name, k + 1};
+        struct kvr_event ev = {.worker = {1, 0}, .tier = CPU, .blocks = &b, .blocks_n = 1, .lower = {.chunk = 1, .span = 1}};
+        bool stores = kvr_rng_below(&rng, 10) < (i < STEPS / 2 ? 9u : 2u);
+        if (!stores) ev = (struct kvr_event){.worker = {1, 0}, .tier = CPU, .kind = KVR_EVENT_REMOVED, .removed = &name, .removed_n = 1};
+        assert_int_equal(kvr_index_apply(s.ix, &ev), 0);
+        n += stores - held[k];
+        held[k] = stores;
+        uint32_t look = kvr_rng_below(&rng, SPACE);
+        uint64_t q = look + 1;
+        assert_int_equal(reach_of(s.ix, s.rd, 1, &q, 1).depth[CPU], held[look]);
+    }
+    struct kvr_tier_status st[KVR_TIER_COUNT];
+    kvr_index_tier_status(s.ix, (struct kvr_worker){1, 0}, st);
+    assert_int_equal(st[CPU].blocks, n);
+    free(held);
+    kvr_index_destroy(s.ix);
+}
+
 /* Rounds of a cache that turns over leave nothing behind. */
 static void memory_is_given_back(void **state)
 {
@@ -486,6 +517,7 @@ int main(void)
         cmocka_unit_test(a_cleared_tier_learns_its_chunks_anew),
         cmocka_unit_test(what_no_removal_is_told_of_goes_with_time_and_number),
         cmocka_unit_test(what_one_stores_in_a_pool_all_can_read),
+        cmocka_unit_test(what_is_held_while_tables_grow_is_what_was_told),
         cmocka_unit_test(memory_is_given_back),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
