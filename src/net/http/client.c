@@ -40,9 +40,11 @@ enum peer_state { RESOLVING, CONNECTING, SHAKING_HANDS, RECEIVING, IDLE, CLOSING
 struct peer { /* one connection */
     uv_tcp_t tcp;
     uv_timer_t timer; /* connect timeout */
-    uv_connect_t connect;
-    uv_getaddrinfo_t resolve;
-    uv_write_t write;
+    union { /* one after the other */
+        uv_getaddrinfo_t resolve;
+        uv_connect_t connect;
+        uv_write_t write;
+    };
     struct kvr_body *sent_head, *sent_body; /* what is being written, held until it was */
     struct kvr__turn_place turn;
     size_t enciphered;   /* bytes of sent_body that the TLS session has had */
@@ -400,6 +402,7 @@ static void take_bytes(struct peer *p, const char *data, size_t n)
     if (p->done) finish(p, used == n && llhttp_should_keep_alive(&p->parser));
     else if (!p->call) peer_close(p); /* cancelled meanwhile */
     else if (why) call_failed(p, KVR_HTTP_BAD_ANSWER, why);
+    else if (p->call->status && p->headers.cap) kvr_headers_free(&p->headers); /* they were told of, and more is to come */
 }
 
 static void take_cipher(struct peer *p, const char *data, size_t n);

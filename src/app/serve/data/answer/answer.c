@@ -81,7 +81,9 @@ static void send_head(struct request *r)
     void (*start)(struct kvr_http_conn *, int, const char *, size_t, int64_t) = a->merges ? kvr_http_start : kvr_http_start_held;
     if (!r->early_head) start(r->conn, a->status, a->head.data, a->head.len, a->merges ? -1 : a->length);
     kvr_buf_free(&a->head);
-    if (!r->carrier) answer_commit(r);
+    if (r->carrier) return;
+    answer_commit(r);
+    if (a->is_sse) kvr_http_conn_drop_head(r->conn);
 }
 
 /* What the worker says of cached tokens is not of the cache that has counted. */
