@@ -70,6 +70,7 @@ void request_free(struct request *r)
     kvr_body_unref(r->body);
     let_reading_go(r);
     refusal_free(&r->refusal);
+    free(r->now);
     atomic_fetch_sub(&r->loop->in_flight, 1);
     uv_close((uv_handle_t *)&r->timer, on_closed);
 }

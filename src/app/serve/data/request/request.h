@@ -47,7 +47,7 @@
  * gives up; from then on failures are events of the stream.
  *
  * Threads: a request belongs to one data loop, which alone touches it, but for two cases.
- *   - While it is in the router's queue, the router reads now.choosing.rq, and on_turn (any thread, under the router's lock) writes what
+ *   - While it is in the router's queue, the router reads now->choosing.rq, and on_turn (any thread, under the router's lock) writes what
  *     was chosen and puts the request on the loop's `ready` list.
  *   - While a large body or prompt is read or hashed on a thread (`working`), the job's `run` fills in what it makes, which the loop does
  *     not look at until the job's `over`. A request that has ended meanwhile is freed there.
@@ -217,6 +217,14 @@ struct parked {
     bool listed;
 };
 
+union phase_state {
+    struct reading reading;
+    struct tokenizing tokenizing;
+    struct lookup lookup;
+    struct choosing choosing;
+    struct parked parked;
+};
+
 struct request {
     struct loop *loop;
     struct kvr_http_conn *conn;    /* NULL: it is answered, or its client has left */
@@ -302,13 +310,7 @@ struct request {
     struct model_gauges gauges;
     bool early_head, counted, answered;
 
-    union {
-        struct reading reading;
-        struct tokenizing tokenizing;
-        struct lookup lookup;
-        struct choosing choosing;
-        struct parked parked;
-    } now; /* of the phase; SENDING and RELAYING have the attempt */
+    union phase_state *now; /* NULL: the phase has none, as SENDING and RELAYING, which have the attempt */
 };
 
 static inline struct data_plane *data_of(const struct request *r)
