@@ -243,7 +243,7 @@ void account_first_token(struct attempt *a)
         r->routed && r->tokens_n && !r->multimodal && r->status < 400 && !a->decodes && !a->prefilled; /* else its length was a guess */
     a->ttft_ms = (double)(now - a->sent_ns) / 1e6;
     model_gauges_first_token(a, now);
-    if (a->is_sse && known) a->other_ms = quality_first_token(data, a->partition, &a->result, &a->table, a->ttft_ms);
+    if (a->is_sse && known) a->other_ms = quality_first_token(data, a->partition, &a->result, a->table, a->ttft_ms);
     if (known) quality_answered(data, &a->result, temperature_of(r));
     if (a->decodes) observe_decode(a, now);
     a->itl_last_ns = a->first_ns = now;
@@ -323,7 +323,7 @@ void account_prefilled(struct attempt *a)
     a->prefilled = true;
     a->ttft_ms = (double)(kvr_now_ns(kvr_clock_monotonic()) - a->sent_ns) / 1e6;
     if (r->tokens_n && !r->multimodal) {
-        a->other_ms = quality_first_token(data_of(r), a->partition, &a->result, &a->table, a->ttft_ms);
+        a->other_ms = quality_first_token(data_of(r), a->partition, &a->result, a->table, a->ttft_ms);
         quality_answered(data_of(r), &a->result, temperature_of(r));
     }
     kvr_histogram_add(&data_of(r)->counters.legs.prefill, a->ttft_ms / 1000);

@@ -60,7 +60,7 @@ void answer_put_decision(const struct request *r, struct kvr_buf *h)
     if (r->asked_model[0]) kvr_header_put_str(h, "x-kvroute-model", request_model(r)); /* the file has no control characters */
     put_leg_headers(r, h);
     admission_put_headers(r, h);
-    if (r->explain && r->routed) decision_table_header(&p->table, h);
+    if (r->explain && r->routed) decision_table_header(p->table, h);
 }
 
 void answer_commit(struct request *r)

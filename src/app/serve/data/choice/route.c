@@ -92,7 +92,7 @@ static void on_turn(struct kvr_ticket *t, int rc, const struct kvr_router_result
     c->granted = rc;
     if (rc == 0) {
         c->attempt->result = *result;
-        decision_table_take(&c->attempt->table, ctx, result);
+        c->attempt->table = decision_table_take(ctx, result);
     }
     kvr_lock(&l->mail_lock);
     c->ready_next = l->ready;
@@ -345,7 +345,7 @@ static enum outcome choose_from(struct request *r, struct partition *partition)
     int rc = ask_router(r, ctx);
     if (rc == KVR_PARKED) return wait_on(r);
     if (rc) return refused(r, rc);
-    decision_table_take(&c->attempt->table, ctx, &c->attempt->result);
+    c->attempt->table = decision_table_take(ctx, &c->attempt->result);
     return booked(r);
 }
 

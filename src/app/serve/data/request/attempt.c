@@ -51,6 +51,7 @@ void attempt_free(struct attempt *a)
     kvr_usage_merge_free(&a->merge);
     kvr_body_unref(a->body);
     free(a->served);
+    free(a->table);
     if (a->worker) atomic_fetch_sub(&a->worker->active, 1);
     worker_let_go(a->worker);
     free(a);

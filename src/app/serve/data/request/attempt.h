@@ -57,7 +57,7 @@ struct attempt {
     enum kvr_router_mode mode;
     struct worker *worker; /* a reference; NULL: not booked */
     struct kvr_router_result result;
-    struct decision_table table;
+    struct decision_table *table; /* NULL: not chosen yet, or no memory for it */
     enum kvr_view_knowledge view; /* of the rank, when it was chosen */
     const char *reason;
     bool names_rank; /* the worker is told the rank, as it counts them */
