@@ -113,7 +113,7 @@ enum outcome answer_begin(struct request *r)
     if (a->head.failed) return request_refuse(r, 503, "out of memory");
     send_head(r);
     if (a->is_sse || a->length < 0) account_first_token(a);
-    request_wait_until(r, r->carrier ? 0 : request_after(stall_timeout(r)));
+    request_wait_until(r, r->carrier ? 0 : request_after(r, stall_timeout(r)));
     return OUTCOME_WAITS;
 }
 
@@ -202,7 +202,7 @@ static enum outcome out_of_memory(struct request *r)
 enum outcome answer_relay(struct request *r)
 {
     struct attempt *a = r->attempt;
-    a->last_byte_ms = now_ms();
+    a->last_byte_ms = request_now_ms(r);
     a->relayed += a->bytes_n;
     bool kept = look_at(r), over = is_over(a), failed = false;
     if (over) account_answered(r); /* its load is given back before the client can ask for it */

@@ -35,11 +35,11 @@ static enum outcome wait_on(struct request *r)
 {
     const struct serve_options *o = data_of(r)->o;
     uint64_t until;
-    if (!r->wait_deadline_ms) r->wait_deadline_ms = request_after(model_option(&r->options, MODEL_QUEUE_TIMEOUT, o->queue_timeout));
+    if (!r->wait_deadline_ms) r->wait_deadline_ms = request_after(r, model_option(&r->options, MODEL_QUEUE_TIMEOUT, o->queue_timeout));
     if (!r->wait_deadline_ms) r->wait_deadline_ms = now_ms() + 1;
     until = r->wait_deadline_ms;
     if (r->carrier) r->carrier->waits(r->carrier_ctx, until);
-    else if (r->stream && o->queue_keepalive > 0) until = KVR_MIN(until, request_after(o->queue_keepalive));
+    else if (r->stream && o->queue_keepalive > 0) until = KVR_MIN(until, request_after(r, o->queue_keepalive));
     request_wait_until(r, until);
     return OUTCOME_WAITS;
 }
@@ -380,8 +380,8 @@ enum outcome route_pair(struct request *r)
 {
     struct legs *l = r->legs;
     if (legs_pair_first(r)) l->paired = true;
-    if (!l->comment_ms) l->comment_ms = request_after(data_of(r)->o->queue_keepalive);
-    if (!l->pair_deadline_ms) l->pair_deadline_ms = request_after(data_of(r)->o->handoff_timeout);
+    if (!l->comment_ms) l->comment_ms = request_after(r, data_of(r)->o->queue_keepalive);
+    if (!l->pair_deadline_ms) l->pair_deadline_ms = request_after(r, data_of(r)->o->handoff_timeout);
     enum outcome o = !l->handed || legs_is_usable(r) ? route_choose(r) : compute_again(r);
     if (o != OUTCOME_NOBODY && !(o == OUTCOME_REFUSED && r->refusal.status == 503)) return o;
     request_wait_until(r, KVR_MIN(l->pair_deadline_ms, now_ms() + LOOK_AGAIN_MS));

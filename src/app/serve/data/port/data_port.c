@@ -72,7 +72,7 @@ static void begin(struct loop *l, struct kvr_http_conn *c, const enum kvr_prompt
     responses_id_of_path(head->path, r->response);
     r->is_head_request = head->is_head;
     r->deletes = kvr_text_is(head->method, "DELETE");
-    r->total_deadline_ms = request_after(data_of(r)->o->total_timeout);
+    r->total_deadline_ms = request_after(r, data_of(r)->o->total_timeout);
     bool may = admission_begin(r, head) == OUTCOME_DONE;
     if (!r->admission.ring || r->admission.key) telemetry_known(r);
     if (!may) {

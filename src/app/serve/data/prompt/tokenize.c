@@ -304,7 +304,7 @@ static enum outcome ask_engine(struct request *r)
     t->call = kvr_http_call_start(r->loop->client, &config);
     kvr_buf_free(&h);
     if (!t->call) return not_told(r, "out of memory");
-    request_wait_until(r, request_after(data->o->tokenize_timeout));
+    request_wait_until(r, request_after(r, data->o->tokenize_timeout));
     return OUTCOME_WAITS;
 }
 

@@ -141,7 +141,7 @@ static void call_over(struct attempt *a)
 {
     a->call = NULL;
     a->carried = false;
-    a->over_ns = kvr_now_ns(kvr_clock_monotonic());
+    if (a->span_id) a->over_ns = kvr_now_ns(kvr_clock_monotonic());
 }
 
 /* The worker is one of those that were tried. The refusal stands unless another one takes the request. */
@@ -422,7 +422,7 @@ uint64_t attempt_first_byte_until(const struct attempt *a)
     const struct serve_options *o = data_of(a->request)->o;
     double seconds = model_option(&a->request->options, MODEL_FIRST_TOKEN_TIMEOUT, o->first_token_timeout);
     uint64_t limit = (uint64_t)(seconds * 1000), first = limit ? a->sent_ns / 1000000 + limit : 0;
-    uint64_t received = a->decodes ? request_after(o->kv_wait_timeout) : 0;
+    uint64_t received = a->decodes ? request_after(a->request, o->kv_wait_timeout) : 0;
     return first && received ? KVR_MIN(first, received) : KVR_MAX(first, received);
 }
 
@@ -463,6 +463,6 @@ void attempt_resume(struct attempt *a)
 {
     if (!a->paused) return;
     a->paused = false;
-    a->last_byte_ms = now_ms();
+    a->last_byte_ms = request_now_ms(a->request);
     if (a->call) kvr_http_call_resume(a->call);
 }

@@ -115,9 +115,9 @@ enum outcome request_refusef(struct request *r, int status, const char *format, 
 
 /* ---- time -------------------------------------------------------------------------------------------- */
 
-uint64_t request_after(double seconds)
+uint64_t request_after(const struct request *r, double seconds)
 {
-    return seconds > 0 ? now_ms() + (uint64_t)(seconds * 1000) + 1 : 0;
+    return seconds > 0 ? request_now_ms(r) + (uint64_t)(seconds * 1000) + 1 : 0;
 }
 
 static void on_timer(uv_timer_t *t)
@@ -127,7 +127,7 @@ static void on_timer(uv_timer_t *t)
 
 void request_arm(struct request *r)
 {
-    uint64_t d = r->phase_deadline_ms, now = now_ms();
+    uint64_t d = r->phase_deadline_ms, now = request_now_ms(r);
     if (r->total_deadline_ms && (!d || r->total_deadline_ms < d)) d = r->total_deadline_ms;
     if (d) uv_timer_start(&r->timer, on_timer, d > now ? d - now : 0, 0);
     else uv_timer_stop(&r->timer);

@@ -359,7 +359,12 @@ void refusal_free(struct refusal *why); /* what it owns */
 enum outcome request_refuse(struct request *r, int status, const char *text);
 enum outcome request_refusef(struct request *r, int status, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
-uint64_t request_after(double seconds); /* that moment, in ms; 0 for no seconds: never */
+/* When its loop's turn began: what is waited for in ms goes by it, so that no clock is read for each moment. */
+static inline uint64_t request_now_ms(const struct request *r)
+{
+    return uv_now(&r->loop->uv);
+}
+uint64_t request_after(const struct request *r, double seconds); /* that moment, in ms; 0 for no seconds: never */
 /* The phase has until then (0: for ever), and the request until --total-timeout. */
 void request_wait_until(struct request *r, uint64_t deadline_ms);
 void request_arm(struct request *r); /* the timer, for these */
