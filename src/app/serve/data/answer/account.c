@@ -286,8 +286,8 @@ static void read_answer(struct attempt *a)
 static void bind_to(const struct request *r, struct kvr_worker w, const char *suffix)
 {
     struct data_plane *data = data_of(r);
-    char key[sizeof r->session + sizeof SESSION_OF_PREFILL];
-    if (!r->session[0]) return;
+    char key[SESSION_MAX + sizeof SESSION_OF_PREFILL];
+    if (!r->session) return;
     size_t len = (size_t)snprintf(key, sizeof key, "%s%s", r->session, suffix);
     if (sessions_bind(data->sessions, key, len, now_ms(), w)) replicas_on_session(data->peers, key, len, w);
 }
@@ -295,7 +295,7 @@ static void bind_to(const struct request *r, struct kvr_worker w, const char *su
 static void bind_session(const struct request *r)
 {
     const struct attempt *a = r->attempt;
-    if (r->deletes && r->response[0] && r->status < 300) responses_forget(data_of(r), r->response);
+    if (r->deletes && r->response && r->status < 300) responses_forget(data_of(r), r->response);
     if (r->status < 400) bind_to(r, a->result.worker, a->partition->prefills ? SESSION_OF_PREFILL : "");
 }
 

@@ -57,7 +57,7 @@ void answer_put_decision(const struct request *r, struct kvr_buf *h)
     if (r->routed && account_tiers(p, tiers)) kvr_header_put_str(h, "x-kvroute-overlap-tiers", tiers);
     if (r->routed && views_run(data_of(r)->workers)) kvr_header_put_str(h, "x-kvroute-view", kvr_view_knowledge_name(p->view));
     kvr_header_put_str(h, "x-kvroute-reason", p->reason);
-    if (r->asked_model[0]) kvr_header_put_str(h, "x-kvroute-model", request_model(r)); /* the file has no control characters */
+    if (r->asked_model) kvr_header_put_str(h, "x-kvroute-model", request_model(r)); /* the file has no control characters */
     put_leg_headers(r, h);
     admission_put_headers(r, h);
     if (r->explain && r->routed) decision_table_header(p->table, h);

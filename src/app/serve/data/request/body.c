@@ -157,6 +157,13 @@ static void take_salt(struct request *r, const struct kvr_openai_request *rq)
     r->salt_len = r->salt ? rq->salt_len : 0;
 }
 
+static void take_response(struct request *r, struct kvr_json v)
+{
+    char id[RESPONSE_ID_MAX] = "";
+    responses_id_of(v, id);
+    if (id[0] && !request_keep_text(&r->response, id, strlen(id))) out_of_memory(r); /* it may be known to one worker alone */
+}
+
 /* Tokens that the engine may generate for it: each form has its own member, and there may be several answers. */
 static uint64_t asked_output(const struct kvr_openai_request *rq)
 {
@@ -172,7 +179,7 @@ static void take_members(struct request *r, const struct kvr_openai_request *rq)
     r->is_object = true;
     r->now->reading.rank_error = kvr_rank_member_read(rq->root, &r->body_rank);
     if (r->routed) pins_read_body(rq->root, &r->now->reading.pins);
-    if (r->routed && r->form == KVR_FORM_RESPONSES) responses_id_of(kvr_json_get(rq->root, "previous_response_id"), r->response);
+    if (r->routed && r->form == KVR_FORM_RESPONSES) take_response(r, kvr_json_get(rq->root, "previous_response_id"));
     r->stream = rq->stream;
     r->names_adapter = kvr_json_type_of(kvr_json_get(rq->root, "lora_path")) > KVR_JSON_NULL;
     r->expected_osl = rq->expected_osl;

@@ -71,8 +71,21 @@ void request_free(struct request *r)
     let_reading_go(r);
     refusal_free(&r->refusal);
     free(r->now);
+    free(r->session);
+    free(r->policy_class);
+    free(r->response);
+    free(r->asked_model);
     atomic_fetch_sub(&r->loop->in_flight, 1);
     uv_close((uv_handle_t *)&r->timer, on_closed);
+}
+
+bool request_keep_text(char **place, const char *text, size_t len)
+{
+    char *copy = len ? strndup(text, len) : NULL;
+    if (len && !copy) return false;
+    free(*place);
+    *place = copy;
+    return true;
 }
 
 struct kvr_http_conn *request_detach(struct request *r)

@@ -122,6 +122,8 @@ struct body_pins {
     const char *wrong; /* a member that cannot be used; NULL: none */
 };
 
+enum { SESSION_MAX = 256 }; /* with its end */
+
 enum wish { WISH_NONE, WISH_REMOTE, WISH_LOCAL };
 
 /* Why a request gets no answer of a worker. */
@@ -242,10 +244,11 @@ struct request {
     struct admission admission;
 
     /* What its head says: data_port.c */
-    char id[ID_MAX], session[256], policy_class[KVR_CLASS_NAME_MAX];
-    char response[RESPONSE_ID_MAX]; /* of /v1/responses: the one that it goes on from, or is about; "": none */
-    enum kvr_prompt_form form;      /* of what is routed */
-    bool routed;                    /* a completion: its tokens matter */
+    char id[ID_MAX];
+    char *session, *policy_class; /* owned, as all such texts; NULL: none */
+    char *response;               /* of /v1/responses: the one that it goes on from, or is about; NULL: none */
+    enum kvr_prompt_form form;    /* of what is routed */
+    bool routed;                  /* a completion: its tokens matter */
     bool is_head_request, deletes, explain;
     bool gives_way;              /* it is refused where it would have to wait */
     bool body_cut;               /* its carrier has not shown all of it */
@@ -257,7 +260,7 @@ struct request {
 
     /* What its body says: READING */
     char model[MODEL_MAX];        /* that serves it */
-    char asked_model[MODEL_MAX];  /* what the client wrote, where --models-file has a rule for it; "": `model` */
+    char *asked_model;            /* what the client wrote, where --models-file has a rule for it; NULL: `model` */
     bool fell_back;               /* no worker of the model that was meant could be chosen */
     bool again;                   /* it is read again, as the router has refused it for overload when its turn came: the refusal */
     struct model_options options; /* of its model */
@@ -327,7 +330,7 @@ static inline const char *request_client(const struct request *r)
 /* What the client wrote, and what serves it: the same but for names of --models-file. */
 static inline const char *request_asked_model(const struct request *r)
 {
-    return r->asked_model[0] ? r->asked_model : r->model;
+    return r->asked_model ? r->asked_model : r->model;
 }
 
 static inline const char *request_model(const struct request *r)
@@ -349,6 +352,8 @@ static inline void request_step(struct request *r, enum outcome o)
 struct request *request_new(struct loop *l, struct kvr_http_conn *c);
 /* Frees what it has but its phase's and its attempt. */
 void request_free(struct request *r);
+/* A text that few requests have; one without bytes is none. Returns: false: no memory, and the text is what it was. */
+bool request_keep_text(char **place, const char *text, size_t len);
 /* It has no connection from then on. Returns: the one it had, or NULL. */
 struct kvr_http_conn *request_detach(struct request *r);
 void request_forget_tokens(struct request *r); /* and what was made of them */
