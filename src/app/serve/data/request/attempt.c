@@ -43,7 +43,8 @@ void attempt_free(struct attempt *a)
     KVR_ASSERT(!a->call && !a->carried && !a->booking[0]);
     spans_attempt(a);
     kvr_sse_free(&a->sse);
-    kvr_sse_free(&a->opening);
+    if (a->opening) kvr_sse_free(a->opening);
+    free(a->opening);
     kvr_buf_free(&a->head);
     kvr_buf_free(&a->answer);
     kvr_buf_free(&a->held);
@@ -173,9 +174,11 @@ static bool may_open_badly(const struct attempt *a)
 static bool hold_opening(struct attempt *a, const char *data, size_t len)
 {
     enum { OPENING_MAX = 64 << 10 };
-    kvr_sse_feed(&a->opening, a->request->loop->json, data, len);
+    if (!a->opening) a->opening = calloc(1, sizeof *a->opening);
+    if (a->opening) kvr_sse_feed(a->opening, a->request->loop->json, data, len);
+    else a->answer.failed = true;
     kvr_buf_add(&a->answer, data, len);
-    a->opened = a->opening.events || a->opening.done || a->answer.len > OPENING_MAX;
+    a->opened = a->answer.failed || a->opening->events || a->opening->done || a->answer.len > OPENING_MAX;
     return !a->opened;
 }
 
@@ -191,7 +194,7 @@ static void judge_opening(struct attempt *a)
 {
     if (a->answer.failed) {
         a->tell(a, request_refuse(a->request, 503, "out of memory"));
-    } else if (a->opening.has_error) {
+    } else if (a->opening->has_error) {
         attempt_cancel(a);
         worker_report(data_of(a->request)->workers, a->worker, false);
         a->status = 500;

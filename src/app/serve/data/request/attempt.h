@@ -89,7 +89,7 @@ struct attempt {
     uint64_t last_byte_ms, relayed; /* relayed: bytes of the answer */
     struct kvr_sse sse;
     struct kvr_buf answer;  /* of one that is no stream; of a decode leg's stream the opening that is held back */
-    struct kvr_sse opening; /* of a decode leg: looked at before anything is told of it */
+    struct kvr_sse *opening; /* of a decode leg: looked at before anything is told of it; NULL: nothing of it yet */
     bool opened;            /* that is over */
     bool merges;            /* what it says of cached tokens is put right on its way */
     struct kvr_usage_merge merge;
