@@ -28,13 +28,19 @@ struct kvr_body *kvr_body_take(struct kvr_buf *bytes)
     return b;
 }
 
+struct kvr_body *kvr__body_join(struct kvr_text first, struct kvr_text second)
+{
+    struct kvr_body *b = second.len <= SIZE_MAX - first.len ? body_new(first.len + second.len) : NULL;
+    if (!b) return NULL;
+    b->len = first.len + second.len;
+    if (first.len) memcpy(b->data, first.ptr, first.len);
+    if (second.len) memcpy(b->data + first.len, second.ptr, second.len);
+    return b;
+}
+
 struct kvr_body *kvr_body_copy(const void *data, size_t len)
 {
-    struct kvr_body *b = body_new(len);
-    if (!b) return NULL;
-    b->len = len;
-    if (len) memcpy(b->data, data, len);
-    return b;
+    return kvr__body_join((struct kvr_text){data, len}, (struct kvr_text){0});
 }
 
 struct kvr_body *kvr_body_derive(const struct kvr_body *from, struct kvr_buf *bytes)

@@ -16,7 +16,7 @@
 
 #include <string.h>
 
-enum { IDLE_MAX = 1024, INTERIM_MAX = 16, CIPHER_PIECE = 256 * 1024 };
+enum { IDLE_MAX = 1024, INTERIM_MAX = 16, CIPHER_PIECE = 256 * 1024, JOINED_MAX = 2048 /* a body that goes as a part of its head */ };
 
 struct peer;
 
@@ -40,7 +40,7 @@ enum peer_state { RESOLVING, CONNECTING, SHAKING_HANDS, RECEIVING, IDLE, CLOSING
 struct peer { /* one connection */
     uv_tcp_t tcp;
     uv_timer_t timer; /* connect timeout */
-    union { /* one after the other */
+    union {           /* one after the other */
         uv_getaddrinfo_t resolve;
         uv_connect_t connect;
         uv_write_t write;
@@ -69,7 +69,7 @@ struct peer { /* one connection */
 
 struct kvr_http_call {
     struct kvr_http_call_config config;
-    struct kvr_body *head;
+    struct kvr_body *head; /* with a small body */
     struct peer *peer;
     int status; /* of the answer; 0: not there yet */
     bool paused, retried, let_go;
@@ -751,15 +751,22 @@ static struct kvr_http_call *call_new(const struct kvr_http_call_config *config)
 {
     const struct kvr_endpoint *e = config->endpoint;
     size_t host = strlen(e->host) + 1;
+    bool joined = config->body && config->body->len <= JOINED_MAX;
+    struct kvr_text body = joined ? (struct kvr_text){config->body->data, config->body->len} : (struct kvr_text){0};
     struct kvr_http_call *call = malloc(sizeof *call + host);
-    struct kvr_body *head = call ? kvr_body_copy(config->head, config->head_len) : NULL;
+    struct kvr_body *head = call ? kvr__body_join((struct kvr_text){config->head, config->head_len}, body) : NULL;
     if (!head) {
         free(call);
         return NULL;
     }
-    *call = (struct kvr_http_call){
-        .config = *config, .head = head, .key = e->key, .tls_peer = e->tls_peer, .port = e->port, .is_numeric = e->is_numeric, .tls = e->tls};
-    call->config.body = kvr_body_ref(config->body);
+    *call = (struct kvr_http_call){.config = *config,
+                                   .head = head,
+                                   .key = e->key,
+                                   .tls_peer = e->tls_peer,
+                                   .port = e->port,
+                                   .is_numeric = e->is_numeric,
+                                   .tls = e->tls};
+    call->config.body = joined ? NULL : kvr_body_ref(config->body);
     call->config.head = NULL;
     call->config.endpoint = NULL;
     memcpy(&call->addr, &e->addr, sizeof call->addr);

@@ -27,7 +27,8 @@ void account_request(struct request *r)
     if (r->counted) return;
     r->counted = true;
     if (request_wants_tokens(r)) atomic_fetch_add_explicit(&data_of(r)->counters.tokens_from[r->tokens_from], 1, memory_order_relaxed);
-    labels_request(data_of(r)->workers, r->attempt ? r->attempt->worker : NULL, r->model, r->status);
+    const struct attempt *a = r->attempt;
+    labels_request(data_of(r)->workers, a ? a->worker : NULL, a ? a->label : r->model, r->status);
 }
 
 /* ---- the booking ------------------------------------------------------------------------------------- */
@@ -234,7 +235,7 @@ static double temperature_of(const struct request *r)
     return model_option(&r->options, MODEL_TEMPERATURE, data_of(r)->o->temperature);
 }
 
-void account_first_token(struct attempt *a)
+static void note_first_token(struct attempt *a)
 {
     const struct request *r = a->request;
     struct data_plane *data = data_of(r);
@@ -248,6 +249,11 @@ void account_first_token(struct attempt *a)
     if (a->decodes) observe_decode(a, now);
     a->itl_last_ns = a->first_ns = now;
     a->generated = 0;
+}
+
+void account_first_token(struct attempt *a)
+{
+    note_first_token(a);
     mark_prefill(a);
 }
 
@@ -303,7 +309,7 @@ void account_answered(struct request *r)
 {
     struct attempt *a = r->attempt;
     if (r->answered) return;
-    if (!a->prefill_marked) account_first_token(a);
+    if (!a->prefill_marked) note_first_token(a); /* its booking goes at once, with what it says of the prompt */
     read_answer(a);
     account_response(a);
     bind_session(r);
@@ -365,7 +371,7 @@ static void count_cached(const struct attempt *a, uint64_t predicted)
     uint64_t computed = prompt / bs - KVR_MIN(actual, prompt) / bs;
     atomic_fetch_add(&m->predicted_cached_tokens_total, predicted);
     atomic_fetch_add(&m->actual_cached_tokens_total, actual);
-    labels_tokens(data->workers, a->worker, a->request->model,
+    labels_tokens(data->workers, a->worker, a->label,
                   &(struct label_tokens){.predicted = predicted, .actual = actual, .prompt = prompt, .computed = computed});
     atomic_fetch_add(&m->prompt_tokens_total, prompt);
     if (of) atomic_fetch_add_explicit(&of->queried, prompt, memory_order_relaxed);

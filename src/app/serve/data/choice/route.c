@@ -25,6 +25,7 @@
 #include "app/serve/data/request/phases.h"
 #include "app/serve/data/request/pins.h"
 #include "app/serve/data/request/reply.h"
+#include "app/serve/workers/counts/labels.h"
 #include "app/serve/workers/table/roster.h"
 #include "app/serve/workers/workers.h"
 
@@ -180,6 +181,7 @@ static enum outcome booked(struct request *r)
         account_unbook(a);
         return OUTCOME_NOBODY;
     }
+    a->label = labels_name(r->now->choosing.workers, a->worker->id, r->model);
     keep(r, a);
     if (r->form == KVR_FORM_RESPONSES && a->worker->engine == ENGINE_VLLM && a->worker->dp_size > 1) {
         request_prompt_is_hint(r); /* the engine picks the rank by itself there */

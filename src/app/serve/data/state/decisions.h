@@ -26,7 +26,8 @@ struct decision_row {
     double cost;
 };
 
-/* The cheapest candidates of a decision, cheapest first; `total` says how many there were. Memory may end with the last row that is used. */
+/* The cheapest candidates of a decision, cheapest first; `total` says how many there were. Memory may end with the last row that is used.
+ */
 struct decision_table {
     uint32_t n, total;
     bool has_delay; /* the cost has these terms */
@@ -44,8 +45,8 @@ struct decision {
     uint32_t held_blocks, tier_blocks[KVR_TIER_COUNT]; /* as in struct kvr_router_result */
     bool has_actual;
     double best_blocks, effective_blocks, cost, waited_ms, ttft_ms;
-    double slo_ms;   /* what the client would have: x-slo-ttft-ms; 0: it has not said */
-    double other_ms; /* what the best other candidate would have taken to the first token; negative: not compared */
+    double slo_ms;                      /* what the client would have: x-slo-ttft-ms; 0: it has not said */
+    double other_ms;                    /* what the best other candidate would have taken to the first token; negative: not compared */
     const struct decision_table *table; /* NULL: none. What is kept has a copy */
 };
 

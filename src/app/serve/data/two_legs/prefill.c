@@ -19,7 +19,7 @@ static uint64_t deadline(const struct request *r)
 {
     const struct serve_options *o = data_of(r)->o;
     return request_after(r, o->prefill_timeout > 0 ? o->prefill_timeout
-                                                : model_option(&r->options, MODEL_FIRST_TOKEN_TIMEOUT, o->first_token_timeout));
+                                                   : model_option(&r->options, MODEL_FIRST_TOKEN_TIMEOUT, o->first_token_timeout));
 }
 
 /* The next moment that the timer is needed: a comment for the client, or the end of a leg's time. */
