@@ -157,7 +157,7 @@ struct prompt {
     struct kvr_cost_config cost; /* the router's, with the request's override */
     double expected_output;      /* tokens; negative: not known */
     struct kvr_router_times times;
-    uint64_t start_ns;
+    uint64_t start_ns, ready_ns;             /* the latter: it is hashed and matched, and what is left is the lock's */
     const struct kvr_class_config *calm_for; /* only ranks that are not busy for this class, where there are some; NULL: all */
 };
 

@@ -142,12 +142,14 @@ int kvr__prepare(struct kvr_router *r, struct kvr_router_ctx *c, const struct kv
     int rc = resolve_cost(r, rq, p);
     if (rc == 0) rc = hash_prompt(c, rq, p);
     if (rc) return rc;
+    p->ready_ns = t0;
+    if (!p->locals_n) return chain_prompt(c, rq, p); /* nothing that takes time */
     uint64_t t1 = kvr_now_ns(&r->clock);
     rc = kvr__match(c, p);
     if (rc) return rc;
     uint64_t t2 = kvr_now_ns(&r->clock);
     rc = chain_prompt(c, rq, p);
-    uint64_t t3 = kvr_now_ns(&r->clock);
+    uint64_t t3 = p->ready_ns = kvr_now_ns(&r->clock);
     p->times.block_hashing = t1 - t0;
     p->times.find_matches = t2 - t1;
     p->times.seq_hashing = t3 - t2;

@@ -506,14 +506,13 @@ int kvr_router_find_best_match(struct kvr_router *r, struct kvr_router_ctx *c, c
     if (rq->book && rq->id_len == 0) return -KVR_ENOID;
     int rc = kvr__prepare(r, c, rq, &p);
     if (rc) return rc;
-    uint64_t t = kvr_now_ns(&r->clock);
     kvr_lock(&r->lock);
     rc = kvr__schedule(r, c, rq, &p, &res);
     kvr_unlock(&r->lock);
     if (rc) return rc;
     uint64_t end = kvr_now_ns(&r->clock);
     res.times = p.times;
-    res.times.scheduling = end - t;
+    res.times.scheduling = end - p.ready_ns;
     res.times.total = end - p.start_ns;
     if (rq->book) kvr__record(r, &p, res.worker);
     *out = res;

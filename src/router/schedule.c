@@ -664,7 +664,7 @@ int kvr__schedule(struct kvr_router *r, struct kvr_router_ctx *c, const struct k
                   struct kvr_router_result *res)
 {
     size_t n;
-    uint64_t now = kvr_now_ns(&r->clock);
+    uint64_t now = p->ready_ns;
     if (kvr__reserve_ranks(c, kvr_load_slots(r->load))) return -KVR_ENOMEM;
     if (r->config.mode == KVR_MODE_DIRECT && !rq->pinned) return -KVR_ENOENDPOINTS;
     int rc = kvr__eligible(r, c, rq, &n, res);

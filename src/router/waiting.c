@@ -222,7 +222,6 @@ int kvr_router_submit(struct kvr_router *r, struct kvr_router_ctx *c, const stru
     int rc = kvr__prepare(r, c, rq, &p);
     if (rc) return rc;
     *t = (struct kvr_ticket){.request = rq, .done = done, .user = user};
-    uint64_t began = kvr_now_ns(&r->clock);
     kvr_lock(&r->lock);
     rc = admit_or_park(r, c, rq, &p, t, &res, &refused);
     kvr_unlock(&r->lock);
@@ -230,7 +229,7 @@ int kvr_router_submit(struct kvr_router *r, struct kvr_router_ctx *c, const stru
     if (rc) return rc;
     uint64_t end = kvr_now_ns(&r->clock);
     res.times = p.times;
-    res.times.scheduling = end - began;
+    res.times.scheduling = end - p.ready_ns;
     res.times.total = end - p.start_ns;
     kvr__record(r, &p, res.worker);
     *out = res;
@@ -267,9 +266,9 @@ static void hand_out(struct kvr_router *r, struct kvr_ticket *t, uint64_t now)
 
 void kvr__dispatch(struct kvr_router *r)
 {
-    struct looking l = {r, kvr_now_ns(&r->clock)};
     struct kvr_queue_item *item;
     if (atomic_load_explicit(&r->pending, memory_order_relaxed) == 0) return;
+    struct looking l = {r, kvr_now_ns(&r->clock)};
     while ((item = kvr_queue_pop(r->queue, l.now, may_go, &l))) hand_out(r, ticket_of(item), l.now);
 }
 

@@ -19,8 +19,7 @@ static enum kvr_finish named(const char *s, size_t len)
     return KVR_FINISH_OTHER;
 }
 
-/* `s` is behind the member's name. UNTOLD: its value is no string, or is cut off. */
-static enum kvr_finish value(const char *s, const char *end)
+enum kvr_finish kvr_finish_behind(const char *s, const char *end)
 {
     while (s < end && (*s == ' ' || *s == ':' || *s == '\t' || *s == '\n' || *s == '\r')) s++;
     if (s == end || *s != '"') return KVR_FINISH_UNTOLD;
@@ -36,7 +35,7 @@ enum kvr_finish kvr_finish_in(const char *data, size_t len)
     enum kvr_finish last = KVR_FINISH_UNTOLD;
     while ((at = memmem(data, (size_t)(end - data), member, sizeof member - 1))) {
         data = at + sizeof member - 1;
-        enum kvr_finish found = value(data, end);
+        enum kvr_finish found = kvr_finish_behind(data, end);
         if (found != KVR_FINISH_UNTOLD) last = found;
     }
     return last;

@@ -19,5 +19,7 @@ enum kvr_finish {
 /* The last reason in a text of JSON, which need not be valid or whole. A quote inside a string of JSON has a backslash before it, so a
  * member's name with plain quotes is one. */
 enum kvr_finish kvr_finish_in(const char *data, size_t len);
+/* The reason of one member, behind whose name `s` is. UNTOLD: its value is no string, or is cut off. */
+enum kvr_finish kvr_finish_behind(const char *s, const char *end);
 
 #endif

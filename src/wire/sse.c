@@ -32,6 +32,71 @@ static void on_telling(struct kvr_sse *s, struct kvr_json root)
     s->response[len] = 0;
 }
 
+/* What names an event has that tell something. */
+struct names {
+    enum kvr_finish finish;
+    bool tells;    /* of usage or of an error */
+    bool nothing;  /* a usage or an error of null, as engines put into each event */
+    bool response; /* it may have a response's id */
+};
+
+static bool begins(const char *at, const char *end, const char *text, size_t len)
+{
+    return (size_t)(end - at) >= len && memcmp(at, text, len) == 0;
+}
+
+static bool is_null(const char *at, const char *end)
+{
+    while (at < end && (*at == ' ' || *at == ':' || *at == '\t')) at++;
+    return begins(at, end, "null", 4);
+}
+
+static void note_name(struct names *n, const char *at, const char *end)
+{
+    static const char finish[] = "\"finish_reason\"", usage[] = "\"usage\"", error[] = "\"error\"", response[] = "\"response\"";
+    if (begins(at, end, finish, sizeof finish - 1)) {
+        enum kvr_finish found = kvr_finish_behind(at + sizeof finish - 1, end);
+        if (found != KVR_FINISH_UNTOLD) n->finish = found;
+    } else if (begins(at, end, usage, sizeof usage - 1) || begins(at, end, error, sizeof error - 1)) { /* as long as each other */
+        *(is_null(at + sizeof usage - 1, end) ? &n->nothing : &n->tells) = true;
+    } else if (begins(at, end, response, sizeof response - 1)) {
+        n->response = true;
+    }
+}
+
+static inline bool may_be_name(const char *at)
+{
+    return (at[0] == '"') & ((at[1] == 'f') | (at[1] == 'u') | (at[1] == 'e') | (at[1] == 'r'));
+}
+
+/* The same of each of so many bytes, and one behind them: every event of a stream is looked through, and mostly there is none. */
+enum { BLOCK = 16 };
+typedef char block __attribute__((vector_size(BLOCK)));
+
+static bool has_name(const char *at)
+{
+    block first, second;
+    uint64_t found[2];
+    memcpy(&first, at, BLOCK);
+    memcpy(&second, at + 1, BLOCK);
+    block any = (first == '"') & ((second == 'f') | (second == 'u') | (second == 'e') | (second == 'r'));
+    memcpy(found, &any, sizeof found);
+    return found[0] | found[1];
+}
+
+static struct names names_in(const char *data, size_t len)
+{
+    struct names n = {KVR_FINISH_UNTOLD, false, false, false};
+    for (const char *at = data, *end = data + len; end - at > 1;) {
+        bool whole = end - at > BLOCK;
+        const char *stop = whole ? at + BLOCK : end - 1;
+        if (whole && !has_name(at)) at = stop;
+        for (; at < stop; at++)
+            if (may_be_name(at)) note_name(&n, at, end);
+    }
+    return n;
+}
+
 static void on_data(struct kvr_sse *s, struct kvr_json_parser *p, const char *data, size_t len)
 {
     struct kvr_json root;
@@ -40,9 +105,9 @@ static void on_data(struct kvr_sse *s, struct kvr_json_parser *p, const char *da
         return;
     }
     s->events++;
-    enum kvr_finish finish = kvr_finish_in(data, len);
-    if (finish != KVR_FINISH_UNTOLD) s->finish = finish;
-    bool tells = memmem(data, len, "\"usage\"", 7) || memmem(data, len, "\"error\"", 7);
+    struct names n = names_in(data, len);
+    if (n.finish != KVR_FINISH_UNTOLD) s->finish = n.finish;
+    bool tells = n.tells || (n.response && n.nothing);
     if (tells && memchr(data, '{', len) && kvr_json_parse(p, data, len, &root, NULL) == 0) on_telling(s, root);
 }
 

@@ -8,16 +8,19 @@
 
 enum { SMALL_BODY = 64 * 1024 };
 
-static struct kvr_body *body_new(void)
+/* With room for so many bytes behind it. */
+static struct kvr_body *body_new(size_t room)
 {
-    struct kvr_body *b = calloc(1, sizeof *b);
-    if (b) atomic_init(&b->refs, 1);
+    struct kvr_body *b = room <= SIZE_MAX - sizeof *b ? malloc(sizeof *b + room) : NULL;
+    if (!b) return NULL;
+    *b = (struct kvr_body){.data = (char *)(b + 1)};
+    atomic_init(&b->refs, 1);
     return b;
 }
 
 struct kvr_body *kvr_body_take(struct kvr_buf *bytes)
 {
-    struct kvr_body *b = bytes->failed ? NULL : body_new();
+    struct kvr_body *b = bytes->failed ? NULL : body_new(0);
     if (!b) return NULL;
     b->data = bytes->data;
     b->len = bytes->len;
@@ -25,13 +28,19 @@ struct kvr_body *kvr_body_take(struct kvr_buf *bytes)
     return b;
 }
 
+struct kvr_body *kvr__body_join(struct kvr_text first, struct kvr_text second)
+{
+    struct kvr_body *b = second.len <= SIZE_MAX - first.len ? body_new(first.len + second.len) : NULL;
+    if (!b) return NULL;
+    b->len = first.len + second.len;
+    if (first.len) memcpy(b->data, first.ptr, first.len);
+    if (second.len) memcpy(b->data + first.len, second.ptr, second.len);
+    return b;
+}
+
 struct kvr_body *kvr_body_copy(const void *data, size_t len)
 {
-    struct kvr_buf bytes = {0};
-    kvr_buf_add(&bytes, data, len);
-    struct kvr_body *b = kvr_body_take(&bytes);
-    kvr_buf_free(&bytes);
-    return b;
+    return kvr__body_join((struct kvr_text){data, len}, (struct kvr_text){0});
 }
 
 struct kvr_body *kvr_body_derive(const struct kvr_body *from, struct kvr_buf *bytes)
@@ -60,7 +69,7 @@ void kvr_body_unref(struct kvr_body *b)
     if (b->shared) {
         kvr__bodies_release(b->shared, b->held);
         kvr__spare_or_free(b->shared, b->data, b->held);
-    } else {
+    } else if (b->data != (char *)(b + 1)) {
         free(b->data);
     }
     free(b);

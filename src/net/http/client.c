@@ -16,7 +16,7 @@
 
 #include <string.h>
 
-enum { IDLE_MAX = 1024, INTERIM_MAX = 16, CIPHER_PIECE = 256 * 1024 };
+enum { IDLE_MAX = 1024, INTERIM_MAX = 16, CIPHER_PIECE = 256 * 1024, JOINED_MAX = 2048 /* a body that goes as a part of its head */ };
 
 struct peer;
 
@@ -40,9 +40,11 @@ enum peer_state { RESOLVING, CONNECTING, SHAKING_HANDS, RECEIVING, IDLE, CLOSING
 struct peer { /* one connection */
     uv_tcp_t tcp;
     uv_timer_t timer; /* connect timeout */
-    uv_connect_t connect;
-    uv_getaddrinfo_t resolve;
-    uv_write_t write;
+    union {           /* one after the other */
+        uv_getaddrinfo_t resolve;
+        uv_connect_t connect;
+        uv_write_t write;
+    };
     struct kvr_body *sent_head, *sent_body; /* what is being written, held until it was */
     struct kvr__turn_place turn;
     size_t enciphered;   /* bytes of sent_body that the TLS session has had */
@@ -67,12 +69,21 @@ struct peer { /* one connection */
 
 struct kvr_http_call {
     struct kvr_http_call_config config;
-    struct kvr_endpoint *endpoint; /* as the head, until the answer begins */
-    struct kvr_body *head;
+    struct kvr_body *head; /* with a small body */
     struct peer *peer;
     int status; /* of the answer; 0: not there yet */
     bool paused, retried, let_go;
     uint64_t connecting_ns, connect_ns; /* when it began to connect, and how long that took; 0: it did not */
+    /* Of its endpoint: */
+    uint64_t key;
+    const struct kvr_tls_peer *tls_peer;
+    union {
+        struct sockaddr any;
+        struct sockaddr_in6 v6;
+    } addr; /* where is_numeric */
+    uint16_t port;
+    bool is_numeric, tls;
+    char host[];
 };
 
 static struct peer *peer_new(struct kvr_http_client *c, uint64_t key);
@@ -100,9 +111,7 @@ static void forget_request(struct kvr_http_call *call)
 {
     kvr_body_unref(call->head);
     kvr_body_unref(call->config.body);
-    free(call->endpoint);
     call->head = call->config.body = NULL;
-    call->endpoint = NULL;
 }
 
 static void call_free(struct kvr_http_call *call)
@@ -171,7 +180,7 @@ static void call_failed(struct peer *p, enum kvr_http_failure why, const char *t
     bool stale = p->reused && !p->got_bytes && why == KVR_HTTP_RESET && !call->retried && !p->client->closed;
     if (stale) {
         call->retried = true;
-        struct peer *fresh = peer_new(p->client, call->endpoint->key);
+        struct peer *fresh = peer_new(p->client, call->key);
         if (fresh) {
             if (p->client->reopened) atomic_fetch_add_explicit(p->client->reopened, 1, memory_order_relaxed);
             fresh->call = call;
@@ -400,6 +409,7 @@ static void take_bytes(struct peer *p, const char *data, size_t n)
     if (p->done) finish(p, used == n && llhttp_should_keep_alive(&p->parser));
     else if (!p->call) peer_close(p); /* cancelled meanwhile */
     else if (why) call_failed(p, KVR_HTTP_BAD_ANSWER, why);
+    else if (p->call->status && p->headers.cap) kvr_headers_free(&p->headers); /* they were told of, and more is to come */
 }
 
 static void take_cipher(struct peer *p, const char *data, size_t n);
@@ -483,9 +493,9 @@ static void go_on_shaking(struct peer *p)
 
 static void start_tls(struct peer *p)
 {
-    const struct kvr_endpoint *e = p->call->endpoint;
+    const struct kvr_http_call *call = p->call;
     p->state = SHAKING_HANDS;
-    p->tls = kvr_tls_connect(e->tls_peer, e->host, e->port, e->is_numeric);
+    p->tls = kvr_tls_connect(call->tls_peer, call->host, call->port, call->is_numeric);
     if (!p->tls || uv_read_start((uv_stream_t *)&p->tcp, on_alloc, on_read)) {
         call_failed(p, KVR_HTTP_CONNECT_FAILED, "TLS: no certificates to check the other side with, or no memory");
         return;
@@ -620,7 +630,7 @@ static void on_connected(uv_connect_t *req, int status)
         return;
     }
     uv_tcp_nodelay(&p->tcp, 1);
-    if (p->call->endpoint->tls) start_tls(p);
+    if (p->call->tls) start_tls(p);
     else begin_request(p);
 }
 
@@ -666,17 +676,17 @@ static void on_start_soon(uv_timer_t *t)
     call->connecting_ns = uv_hrtime();
     double timeout = call->config.connect_timeout_s;
     if (timeout > 0) uv_timer_start(&p->timer, on_connect_timeout, (uint64_t)(timeout * 1000) + 1, 0);
-    if (call->endpoint->is_numeric) {
-        connect_to(p, (const struct sockaddr *)&call->endpoint->addr);
+    if (call->is_numeric) {
+        connect_to(p, &call->addr.any);
         return;
     }
     char port[8];
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
-    snprintf(port, sizeof port, "%u", call->endpoint->port);
+    snprintf(port, sizeof port, "%u", call->port);
     p->state = RESOLVING;
     p->resolve.data = p;
     p->resolving = true;
-    int rc = uv_getaddrinfo(p->client->loop, &p->resolve, on_resolved, call->endpoint->host, port, &hints);
+    int rc = uv_getaddrinfo(p->client->loop, &p->resolve, on_resolved, call->host, port, &hints);
     if (rc) {
         p->resolving = false;
         call_failed(p, KVR_HTTP_CONNECT_FAILED, uv_strerror(rc));
@@ -736,27 +746,41 @@ static struct peer *peer_from_pool(struct kvr_http_client *c, uint64_t key)
     return NULL;
 }
 
-struct kvr_http_call *kvr_http_call_start(struct kvr_http_client *c, const struct kvr_http_call_config *config)
+/* NULL: out of memory. */
+static struct kvr_http_call *call_new(const struct kvr_http_call_config *config)
 {
-    struct kvr_http_call *call = calloc(1, sizeof *call);
-    struct kvr_body *head = kvr_body_copy(config->head, config->head_len);
-    struct kvr_endpoint *endpoint = malloc(sizeof *endpoint);
-    if (!call || !head || !endpoint) {
+    const struct kvr_endpoint *e = config->endpoint;
+    size_t host = strlen(e->host) + 1;
+    bool joined = config->body && config->body->len <= JOINED_MAX;
+    struct kvr_text body = joined ? (struct kvr_text){config->body->data, config->body->len} : (struct kvr_text){0};
+    struct kvr_http_call *call = malloc(sizeof *call + host);
+    struct kvr_body *head = call ? kvr__body_join((struct kvr_text){config->head, config->head_len}, body) : NULL;
+    if (!head) {
         free(call);
-        free(endpoint);
-        kvr_body_unref(head);
         return NULL;
     }
-    *endpoint = *config->endpoint;
-    call->config = *config;
-    call->config.body = kvr_body_ref(config->body);
+    *call = (struct kvr_http_call){.config = *config,
+                                   .head = head,
+                                   .key = e->key,
+                                   .tls_peer = e->tls_peer,
+                                   .port = e->port,
+                                   .is_numeric = e->is_numeric,
+                                   .tls = e->tls};
+    call->config.body = joined ? NULL : kvr_body_ref(config->body);
     call->config.head = NULL;
     call->config.endpoint = NULL;
-    call->head = head;
-    call->endpoint = endpoint;
-    struct peer *p = config->once ? NULL : peer_from_pool(c, call->endpoint->key);
+    memcpy(&call->addr, &e->addr, sizeof call->addr);
+    memcpy(call->host, e->host, host);
+    return call;
+}
+
+struct kvr_http_call *kvr_http_call_start(struct kvr_http_client *c, const struct kvr_http_call_config *config)
+{
+    struct kvr_http_call *call = call_new(config);
+    if (!call) return NULL;
+    struct peer *p = config->once ? NULL : peer_from_pool(c, call->key);
     bool pooled = p != NULL;
-    if (!p) p = peer_new(c, call->endpoint->key);
+    if (!p) p = peer_new(c, call->key);
     if (!p) {
         call_free(call);
         return NULL;

@@ -277,6 +277,8 @@ struct kvr_http_request {
 const struct kvr_http_request *kvr_http_conn_request(struct kvr_http_conn *c);
 /* Gives the body's memory back early; request.body is NULL afterwards. */
 void kvr_http_conn_drop_body(struct kvr_http_conn *c);
+/* The same of the head, once its answer has begun: its headers, target, path and query are empty afterwards. */
+void kvr_http_conn_drop_head(struct kvr_http_conn *c);
 /* Takes the body out of the connection; request.body is NULL afterwards. Owns: the caller, one reference. NULL: it has none. */
 struct kvr_body *kvr_http_conn_take_body(struct kvr_http_conn *c);
 void kvr_http_conn_set_user(struct kvr_http_conn *c, void *user);

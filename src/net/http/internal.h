@@ -52,6 +52,9 @@ int kvr__headers_framing(const struct kvr_headers *h, bool *chunked);
 
 /* ---- bodies ------------------------------------------------------------------------------------------ */
 
+/* A copy of two texts, one behind the other. NULL: no memory. */
+struct kvr_body *kvr__body_join(struct kvr_text first, struct kvr_text second);
+
 /* Counts n bytes of a body that has `whole` so far against the budget, of which the last quarter is for small bodies: large ones cannot
  * keep those out. false: it is used up, and that is counted. */
 bool kvr__bodies_reserve(struct kvr_http_shared *s, size_t n, size_t whole);

@@ -492,3 +492,10 @@ void kvr_http_conn_drop_body(struct kvr_http_conn *c)
 {
     kvr_body_unref(kvr_http_conn_take_body(c));
 }
+
+void kvr_http_conn_drop_head(struct kvr_http_conn *c)
+{
+    kvr_headers_free(&c->headers);
+    kvr_buf_free(&c->target);
+    c->request.target = c->request.path = c->request.query = (struct kvr_text){0};
+}

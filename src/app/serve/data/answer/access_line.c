@@ -174,7 +174,6 @@ static void put_request(struct line *l, const struct telemetry *n, const struct 
 static void put_session(struct line *l, const char *session)
 {
     char text[17];
-    if (!*session) return;
     kvr_span_hex(kvr_hash_bytes(session, strlen(session), kvr_secret()), text);
     put_str(l, "session", text);
 }
@@ -251,7 +250,7 @@ void access_write(struct loop *l, const struct telemetry *n, const struct reques
     put_ms(&line, "total_ms", between(n->began_ns, kvr_now_ns(kvr_clock_monotonic())));
     put_u64(&line, "bytes_in", r ? r->body_len : n->bytes_in);
     put_u64(&line, "bytes_out", n->told.bytes);
-    if (r) put_session(&line, r->session);
+    if (r && r->session) put_session(&line, r->session);
     put_trace(&line, n);
     if (line.json) kvr_json_close(&line.out, '}');
     kvr_buf_str(&line.out, "\n");

@@ -27,7 +27,8 @@ void account_request(struct request *r)
     if (r->counted) return;
     r->counted = true;
     if (request_wants_tokens(r)) atomic_fetch_add_explicit(&data_of(r)->counters.tokens_from[r->tokens_from], 1, memory_order_relaxed);
-    labels_request(data_of(r)->workers, r->attempt ? r->attempt->worker : NULL, r->model, r->status);
+    const struct attempt *a = r->attempt;
+    labels_request(data_of(r)->workers, a ? a->worker : NULL, a ? a->label : r->model, r->status);
 }
 
 /* ---- the booking ------------------------------------------------------------------------------------- */
@@ -234,7 +235,7 @@ static double temperature_of(const struct request *r)
     return model_option(&r->options, MODEL_TEMPERATURE, data_of(r)->o->temperature);
 }
 
-void account_first_token(struct attempt *a)
+static void note_first_token(struct attempt *a)
 {
     const struct request *r = a->request;
     struct data_plane *data = data_of(r);
@@ -243,11 +244,16 @@ void account_first_token(struct attempt *a)
         r->routed && r->tokens_n && !r->multimodal && r->status < 400 && !a->decodes && !a->prefilled; /* else its length was a guess */
     a->ttft_ms = (double)(now - a->sent_ns) / 1e6;
     model_gauges_first_token(a, now);
-    if (a->is_sse && known) a->other_ms = quality_first_token(data, a->partition, &a->result, &a->table, a->ttft_ms);
+    if (a->is_sse && known) a->other_ms = quality_first_token(data, a->partition, &a->result, a->table, a->ttft_ms);
     if (known) quality_answered(data, &a->result, temperature_of(r));
     if (a->decodes) observe_decode(a, now);
     a->itl_last_ns = a->first_ns = now;
     a->generated = 0;
+}
+
+void account_first_token(struct attempt *a)
+{
+    note_first_token(a);
     mark_prefill(a);
 }
 
@@ -286,8 +292,8 @@ static void read_answer(struct attempt *a)
 static void bind_to(const struct request *r, struct kvr_worker w, const char *suffix)
 {
     struct data_plane *data = data_of(r);
-    char key[sizeof r->session + sizeof SESSION_OF_PREFILL];
-    if (!r->session[0]) return;
+    char key[SESSION_MAX + sizeof SESSION_OF_PREFILL];
+    if (!r->session) return;
     size_t len = (size_t)snprintf(key, sizeof key, "%s%s", r->session, suffix);
     if (sessions_bind(data->sessions, key, len, now_ms(), w)) replicas_on_session(data->peers, key, len, w);
 }
@@ -295,7 +301,7 @@ static void bind_to(const struct request *r, struct kvr_worker w, const char *su
 static void bind_session(const struct request *r)
 {
     const struct attempt *a = r->attempt;
-    if (r->deletes && r->response[0] && r->status < 300) responses_forget(data_of(r), r->response);
+    if (r->deletes && r->response && r->status < 300) responses_forget(data_of(r), r->response);
     if (r->status < 400) bind_to(r, a->result.worker, a->partition->prefills ? SESSION_OF_PREFILL : "");
 }
 
@@ -303,7 +309,7 @@ void account_answered(struct request *r)
 {
     struct attempt *a = r->attempt;
     if (r->answered) return;
-    if (!a->prefill_marked) account_first_token(a);
+    if (!a->prefill_marked) note_first_token(a); /* its booking goes at once, with what it says of the prompt */
     read_answer(a);
     account_response(a);
     bind_session(r);
@@ -323,7 +329,7 @@ void account_prefilled(struct attempt *a)
     a->prefilled = true;
     a->ttft_ms = (double)(kvr_now_ns(kvr_clock_monotonic()) - a->sent_ns) / 1e6;
     if (r->tokens_n && !r->multimodal) {
-        a->other_ms = quality_first_token(data_of(r), a->partition, &a->result, &a->table, a->ttft_ms);
+        a->other_ms = quality_first_token(data_of(r), a->partition, &a->result, a->table, a->ttft_ms);
         quality_answered(data_of(r), &a->result, temperature_of(r));
     }
     kvr_histogram_add(&data_of(r)->counters.legs.prefill, a->ttft_ms / 1000);
@@ -365,7 +371,7 @@ static void count_cached(const struct attempt *a, uint64_t predicted)
     uint64_t computed = prompt / bs - KVR_MIN(actual, prompt) / bs;
     atomic_fetch_add(&m->predicted_cached_tokens_total, predicted);
     atomic_fetch_add(&m->actual_cached_tokens_total, actual);
-    labels_tokens(data->workers, a->worker, a->request->model,
+    labels_tokens(data->workers, a->worker, a->label,
                   &(struct label_tokens){.predicted = predicted, .actual = actual, .prompt = prompt, .computed = computed});
     atomic_fetch_add(&m->prompt_tokens_total, prompt);
     if (of) atomic_fetch_add_explicit(&of->queried, prompt, memory_order_relaxed);

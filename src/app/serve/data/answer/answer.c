@@ -57,10 +57,10 @@ void answer_put_decision(const struct request *r, struct kvr_buf *h)
     if (r->routed && account_tiers(p, tiers)) kvr_header_put_str(h, "x-kvroute-overlap-tiers", tiers);
     if (r->routed && views_run(data_of(r)->workers)) kvr_header_put_str(h, "x-kvroute-view", kvr_view_knowledge_name(p->view));
     kvr_header_put_str(h, "x-kvroute-reason", p->reason);
-    if (r->asked_model[0]) kvr_header_put_str(h, "x-kvroute-model", request_model(r)); /* the file has no control characters */
+    if (r->asked_model) kvr_header_put_str(h, "x-kvroute-model", request_model(r)); /* the file has no control characters */
     put_leg_headers(r, h);
     admission_put_headers(r, h);
-    if (r->explain && r->routed) decision_table_header(&p->table, h);
+    if (r->explain && r->routed) decision_table_header(p->table, h);
 }
 
 void answer_commit(struct request *r)
@@ -81,7 +81,9 @@ static void send_head(struct request *r)
     void (*start)(struct kvr_http_conn *, int, const char *, size_t, int64_t) = a->merges ? kvr_http_start : kvr_http_start_held;
     if (!r->early_head) start(r->conn, a->status, a->head.data, a->head.len, a->merges ? -1 : a->length);
     kvr_buf_free(&a->head);
-    if (!r->carrier) answer_commit(r);
+    if (r->carrier) return;
+    answer_commit(r);
+    if (a->is_sse) kvr_http_conn_drop_head(r->conn);
 }
 
 /* What the worker says of cached tokens is not of the cache that has counted. */
@@ -111,7 +113,7 @@ enum outcome answer_begin(struct request *r)
     if (a->head.failed) return request_refuse(r, 503, "out of memory");
     send_head(r);
     if (a->is_sse || a->length < 0) account_first_token(a);
-    request_wait_until(r, r->carrier ? 0 : request_after(stall_timeout(r)));
+    request_wait_until(r, r->carrier ? 0 : request_after(r, stall_timeout(r)));
     return OUTCOME_WAITS;
 }
 
@@ -200,7 +202,7 @@ static enum outcome out_of_memory(struct request *r)
 enum outcome answer_relay(struct request *r)
 {
     struct attempt *a = r->attempt;
-    a->last_byte_ms = now_ms();
+    a->last_byte_ms = request_now_ms(r);
     a->relayed += a->bytes_n;
     bool kept = look_at(r), over = is_over(a), failed = false;
     if (over) account_answered(r); /* its load is given back before the client can ask for it */

@@ -141,7 +141,8 @@ void model_gauges_close(struct request *r)
     atomic_fetch_add_explicit(&m->input, input, memory_order_relaxed);
     atomic_fetch_add_explicit(&m->output, output, memory_order_relaxed);
     bool same = a->worker == computed->worker;
-    labels_tokens(data_of(r)->workers, computed->worker, r->model, &(struct label_tokens){.input = input, .output = same ? output : 0});
-    if (!same) labels_tokens(data_of(r)->workers, a->worker, r->model, &(struct label_tokens){.output = output});
+    labels_tokens(data_of(r)->workers, computed->worker, computed->label,
+                  &(struct label_tokens){.input = input, .output = same ? output : 0});
+    if (!same) labels_tokens(data_of(r)->workers, a->worker, a->label, &(struct label_tokens){.output = output});
     observe_generation(m, a);
 }

@@ -23,15 +23,15 @@ static void prefer(const struct request *r, struct kvr_router_request *rq)
 {
     struct data_plane *data = data_of(r);
     bool prefills = legs_asks_prefill(r);
-    char key[sizeof r->session + sizeof SESSION_OF_PREFILL];
+    char key[SESSION_MAX + sizeof SESSION_OF_PREFILL];
     if (rq->pinned) return;
     if (r->legs && r->legs->chosen) {
         rq->preferred = true;
         rq->pin = r->legs->to;
         return;
     }
-    rq->preferred = (r->response[0] && responses_get(data, r->response, &rq->pin)) ||
-                    (r->session[0] && sessions_get(data->sessions, key, session_key(r, prefills, key, sizeof key), now_ms(), &rq->pin));
+    rq->preferred = (r->response && responses_get(data, r->response, &rq->pin)) ||
+                    (r->session && sessions_get(data->sessions, key, session_key(r, prefills, key, sizeof key), now_ms(), &rq->pin));
 }
 
 const enum kvr_router_mode *question_leg_mode(const struct data_plane *data, int option)
@@ -52,6 +52,7 @@ static void fill_in(struct request *r, const struct roster_row *row, struct kvr_
 {
     const struct roster_choice *from = treatment_candidates(r, row);
     const struct pin *pin = legs_asks_prefill(r) ? &r->prefill_pin : &r->pin;
+    const char *policy_class = admission_class(r);
     *rq = (struct kvr_router_request){.book = true,
                                       .guarded = true,
                                       .tokens = r->tokens,
@@ -68,8 +69,8 @@ static void fill_in(struct request *r, const struct roster_row *row, struct kvr_
                                       .do_not_queue = r->gives_way,
                                       .priority_jump = r->priority,
                                       .strict_priority = r->strict_priority,
-                                      .policy_class = r->policy_class,
-                                      .policy_class_len = strlen(r->policy_class),
+                                      .policy_class = policy_class,
+                                      .policy_class_len = strlen(policy_class),
                                       .mode = mode_of(r)};
     admission_keep_to_workers(r, rq);
     if (r->admission.key) { /* the address of what it uses is its own as long as a request of it is there, and survives reloads */

@@ -25,6 +25,7 @@
 #include "app/serve/data/request/phases.h"
 #include "app/serve/data/request/pins.h"
 #include "app/serve/data/request/reply.h"
+#include "app/serve/workers/counts/labels.h"
 #include "app/serve/workers/table/roster.h"
 #include "app/serve/workers/workers.h"
 
@@ -35,11 +36,11 @@ static enum outcome wait_on(struct request *r)
 {
     const struct serve_options *o = data_of(r)->o;
     uint64_t until;
-    if (!r->wait_deadline_ms) r->wait_deadline_ms = request_after(model_option(&r->options, MODEL_QUEUE_TIMEOUT, o->queue_timeout));
+    if (!r->wait_deadline_ms) r->wait_deadline_ms = request_after(r, model_option(&r->options, MODEL_QUEUE_TIMEOUT, o->queue_timeout));
     if (!r->wait_deadline_ms) r->wait_deadline_ms = now_ms() + 1;
     until = r->wait_deadline_ms;
     if (r->carrier) r->carrier->waits(r->carrier_ctx, until);
-    else if (r->stream && o->queue_keepalive > 0) until = KVR_MIN(until, request_after(o->queue_keepalive));
+    else if (r->stream && o->queue_keepalive > 0) until = KVR_MIN(until, request_after(r, o->queue_keepalive));
     request_wait_until(r, until);
     return OUTCOME_WAITS;
 }
@@ -63,8 +64,8 @@ static double seniority(const struct request *r)
 enum outcome route_park(struct request *r)
 {
     struct request **q = &r->loop->parked;
-    while (*q && seniority(*q) <= seniority(r)) q = &(*q)->now.parked.next;
-    r->now.parked = (struct parked){.next = *q, .listed = true};
+    while (*q && seniority(*q) <= seniority(r)) q = &(*q)->now->parked.next;
+    r->now->parked = (struct parked){.next = *q, .listed = true};
     *q = r;
     atomic_fetch_add(&r->loop->parked_n, 1);
     if (r->gated) atomic_fetch_add(&r->loop->gated_n, 1);
@@ -76,9 +77,9 @@ void route_unpark(struct request *r)
     struct request **q = &r->loop->parked;
     atomic_fetch_sub(&r->loop->parked_n, 1);
     if (r->gated) atomic_fetch_sub(&r->loop->gated_n, 1);
-    if (!r->now.parked.listed) return;
-    while (*q != r) q = &(*q)->now.parked.next;
-    *q = r->now.parked.next;
+    if (!r->now->parked.listed) return;
+    while (*q != r) q = &(*q)->now->parked.next;
+    *q = r->now->parked.next;
 }
 
 /* ---- the router's queue ------------------------------------------------------------------------------ */
@@ -87,12 +88,12 @@ void route_unpark(struct request *r)
 static void on_turn(struct kvr_ticket *t, int rc, const struct kvr_router_result *result, const struct kvr_router_ctx *ctx)
 {
     struct request *r = t->user;
-    struct choosing *c = &r->now.choosing;
+    struct choosing *c = &r->now->choosing;
     struct loop *l = r->loop;
     c->granted = rc;
     if (rc == 0) {
         c->attempt->result = *result;
-        decision_table_take(&c->attempt->table, ctx, result);
+        c->attempt->table = decision_table_take(ctx, result);
     }
     kvr_lock(&l->mail_lock);
     c->ready_next = l->ready;
@@ -105,7 +106,7 @@ struct request *route_next_ready(struct loop *l)
 {
     kvr_lock(&l->mail_lock);
     struct request *r = l->ready;
-    if (r) l->ready = r->now.choosing.ready_next;
+    if (r) l->ready = r->now->choosing.ready_next;
     kvr_unlock(&l->mail_lock);
     return r;
 }
@@ -114,9 +115,9 @@ static void leave_ready_list(struct request *r)
 {
     struct loop *l = r->loop;
     kvr_lock(&l->mail_lock);
-    for (struct request **q = &l->ready; *q; q = &(*q)->now.choosing.ready_next)
+    for (struct request **q = &l->ready; *q; q = &(*q)->now->choosing.ready_next)
         if (*q == r) {
-            *q = r->now.choosing.ready_next;
+            *q = r->now->choosing.ready_next;
             break;
         }
     kvr_unlock(&l->mail_lock);
@@ -125,7 +126,7 @@ static void leave_ready_list(struct request *r)
 /* Gives up its place. If its turn has come meanwhile it is booked, and that is given back. */
 static void leave_queue(struct request *r)
 {
-    struct choosing *c = &r->now.choosing;
+    struct choosing *c = &r->now->choosing;
     if (!c->queued) return;
     bool waited = kvr_router_cancel(c->attempt->partition->router, &c->ticket);
     if (!waited) leave_ready_list(r);
@@ -139,7 +140,7 @@ static void leave_queue(struct request *r)
 
 void route_leave(struct request *r)
 {
-    struct choosing *c = &r->now.choosing;
+    struct choosing *c = &r->now->choosing;
     leave_queue(r);
     attempt_free(c->attempt);
     free(c->allowed);
@@ -167,12 +168,12 @@ static void keep(struct request *r, struct attempt *a)
     struct attempt **place = a->prefills ? &r->legs->prefill : &r->attempt;
     attempt_free(*place);
     *place = a;
-    r->now.choosing.attempt = NULL;
+    r->now->choosing.attempt = NULL;
 }
 
 static enum outcome booked(struct request *r)
 {
-    struct attempt *a = r->now.choosing.attempt;
+    struct attempt *a = r->now->choosing.attempt;
     uint32_t bs = a->partition->block_size;
     atomic_fetch_add(&r->loop->active, 1);
     a->generation_blocks = (r->isl + bs - 1) / bs;
@@ -180,6 +181,7 @@ static enum outcome booked(struct request *r)
         account_unbook(a);
         return OUTCOME_NOBODY;
     }
+    a->label = labels_name(r->now->choosing.workers, a->worker->id, r->model);
     keep(r, a);
     if (r->form == KVR_FORM_RESPONSES && a->worker->engine == ENGINE_VLLM && a->worker->dp_size > 1) {
         request_prompt_is_hint(r); /* the engine picks the rank by itself there */
@@ -192,7 +194,7 @@ static enum outcome booked(struct request *r)
 
 static enum outcome refuse_full(struct request *r)
 {
-    const struct kvr_rejection *why = &r->now.choosing.rejection;
+    const struct kvr_rejection *why = &r->now->choosing.rejection;
     return request_refusef(r, 529, "the queue of class %s is full: %s %llu of %llu", why->policy_class, kvr_queue_limit_name(why->kind),
                            (unsigned long long)why->current, (unsigned long long)why->limit);
 }
@@ -204,13 +206,13 @@ static enum outcome refuse_to_wait(struct request *r)
 
 static enum outcome refused(struct request *r, int rc)
 {
-    r->now.choosing.attempt->booking[0] = 0;
+    r->now->choosing.attempt->booking[0] = 0;
     switch (rc) {
     case -KVR_ENOTALLOWED: return request_refuse(r, 400, "the pinned worker does not serve this model");
-    case -KVR_EQUEUEFULL: r->now.choosing.overloaded = true; return refuse_full(r);
+    case -KVR_EQUEUEFULL: r->now->choosing.overloaded = true; return refuse_full(r);
     case -KVR_EOVERLOADED:
         if (r->gives_way) return refuse_to_wait(r);
-        r->now.choosing.overloaded = true;
+        r->now->choosing.overloaded = true;
         if (!named_model_may_fall_back(r)) COUNT(r, overload_rejections_total);
         return request_refuse(r, 503, "every worker that may serve this request is overloaded");
     case -KVR_EBUSY: return refuse_to_wait(r);
@@ -223,7 +225,7 @@ static enum outcome refused(struct request *r, int rc)
 
 enum outcome route_granted(struct request *r)
 {
-    struct choosing *c = &r->now.choosing;
+    struct choosing *c = &r->now->choosing;
     c->queued = false;
     return c->granted ? refused(r, c->granted) : booked(r);
 }
@@ -240,7 +242,7 @@ struct fleet {
 /* Returns: false without memory. */
 static bool look_at_fleet(struct request *r, struct fleet *f)
 {
-    struct choosing *c = &r->now.choosing;
+    struct choosing *c = &r->now->choosing;
     if (!(c->workers = eligible_workers(r))) return false;
     f->any = roster_workers_n(c->workers) > 0;
     f->partition = c->workers->main.partition;
@@ -268,7 +270,7 @@ static enum outcome judge_fleet(struct request *r, const struct fleet *f)
     if (o != OUTCOME_DONE) return o;
     if (workers_mode(data_of(r)->workers) == KVR_MODE_DIRECT && !r->pin.set)
         return request_refuse(r, 400, "router mode direct serves only requests that pin a worker (x-kvroute-worker)");
-    if (!f->any || (!f->partition && r->now.choosing.workers->has_roles)) return OUTCOME_NOBODY;
+    if (!f->any || (!f->partition && r->now->choosing.workers->has_roles)) return OUTCOME_NOBODY;
     if (!f->partition) return request_refusef(r, 404, "no worker serves the model '%s'", r->model);
     return OUTCOME_DONE;
 }
@@ -294,7 +296,7 @@ static void name_booking(struct attempt *a, struct kvr_router_request *rq)
 
 static int ask_router(struct request *r, struct kvr_router_ctx *ctx)
 {
-    struct choosing *c = &r->now.choosing;
+    struct choosing *c = &r->now->choosing;
     struct attempt *a = c->attempt;
     bool may_queue = !r->tries && !a->decodes;
     c->queued = may_queue; /* before on_turn can run */
@@ -307,7 +309,7 @@ static int ask_router(struct request *r, struct kvr_router_ctx *ctx)
 /* Of a model whose workers have roles: what becomes of the request, once. */
 static enum outcome treat(struct request *r)
 {
-    const struct roster_row *row = r->now.choosing.workers;
+    const struct roster_row *row = r->now->choosing.workers;
     if (r->legs) return OUTCOME_DONE;
     if (row->has_roles && !r->routed) return legs_pass_on(r);
     if (row->has_roles) {
@@ -321,12 +323,12 @@ static enum outcome treat(struct request *r)
 /* No prompt is computed that nobody could go on from. */
 static bool is_gated(struct request *r)
 {
-    return r->gated = legs_prefill_next(r) && !treatment_can_pair(r, r->now.choosing.workers);
+    return r->gated = legs_prefill_next(r) && !treatment_can_pair(r, r->now->choosing.workers);
 }
 
 static enum outcome choose_from(struct request *r, struct partition *partition)
 {
-    struct choosing *c = &r->now.choosing;
+    struct choosing *c = &r->now->choosing;
     struct kvr_router_ctx *ctx = ctx_get(&r->loop->ctxs, partition);
     c->attempt = attempt_new(r, partition);
     if (!ctx || !c->attempt) return request_refuse(r, 503, kvr_strerror(-KVR_ENOMEM));
@@ -345,7 +347,7 @@ static enum outcome choose_from(struct request *r, struct partition *partition)
     int rc = ask_router(r, ctx);
     if (rc == KVR_PARKED) return wait_on(r);
     if (rc) return refused(r, rc);
-    decision_table_take(&c->attempt->table, ctx, &c->attempt->result);
+    c->attempt->table = decision_table_take(ctx, &c->attempt->result);
     return booked(r);
 }
 
@@ -357,9 +359,9 @@ enum outcome route_choose(struct request *r)
     if (o == OUTCOME_DONE) o = treat(r);
     if (o != OUTCOME_DONE) return o;
     if (is_gated(r)) return OUTCOME_NOBODY;
-    const struct roster_choice *from = treatment_candidates(r, r->now.choosing.workers);
+    const struct roster_choice *from = treatment_candidates(r, r->now->choosing.workers);
     const struct pin_seen *pin = legs_asks_prefill(r) ? &fleet.prefill_pin : &fleet.pin;
-    struct partition *partition = pin->exists ? pin->partition : subset_partition(r, r->now.choosing.workers, from);
+    struct partition *partition = pin->exists ? pin->partition : subset_partition(r, r->now->choosing.workers, from);
     return partition ? choose_from(r, partition) : OUTCOME_NOBODY;
 }
 
@@ -370,7 +372,7 @@ enum { LOOK_AGAIN_MS = 20 /* for a decode worker that can take it */ };
 /* What was computed is of no use any more. It is computed again as soon as somebody could go on from it. */
 static enum outcome compute_again(struct request *r)
 {
-    const struct roster_row *row = r->now.choosing.workers = eligible_workers(r);
+    const struct roster_row *row = r->now->choosing.workers = eligible_workers(r);
     if (!row || !treatment_can_pair(r, row)) return OUTCOME_NOBODY;
     (void)request_refuse(r, 503, "the prompt was computed, and kept too long for a worker to go on from it, or lost");
     return OUTCOME_FAILED;
@@ -380,8 +382,8 @@ enum outcome route_pair(struct request *r)
 {
     struct legs *l = r->legs;
     if (legs_pair_first(r)) l->paired = true;
-    if (!l->comment_ms) l->comment_ms = request_after(data_of(r)->o->queue_keepalive);
-    if (!l->pair_deadline_ms) l->pair_deadline_ms = request_after(data_of(r)->o->handoff_timeout);
+    if (!l->comment_ms) l->comment_ms = request_after(r, data_of(r)->o->queue_keepalive);
+    if (!l->pair_deadline_ms) l->pair_deadline_ms = request_after(r, data_of(r)->o->handoff_timeout);
     enum outcome o = !l->handed || legs_is_usable(r) ? route_choose(r) : compute_again(r);
     if (o != OUTCOME_NOBODY && !(o == OUTCOME_REFUSED && r->refusal.status == 503)) return o;
     request_wait_until(r, KVR_MIN(l->pair_deadline_ms, now_ms() + LOOK_AGAIN_MS));
@@ -400,6 +402,6 @@ enum outcome route_pair_on_time(struct request *r, bool total)
         r->legs->comment_ms = 0;
     }
     route_leave(r);
-    memset(&r->now, 0, sizeof r->now);
+    memset(r->now, 0, sizeof *r->now);
     return route_pair(r);
 }

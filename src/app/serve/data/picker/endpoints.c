@@ -22,8 +22,8 @@ bool endpoints_list(const struct attempt *a, struct kvr_buf *out)
     add(out, a->worker);
     if (!out->len) return false;
     workers_lock(data->workers);
-    for (uint32_t i = 0; i < a->table.n && left; i++) {
-        uint64_t id = a->table.rows[i].worker.worker_id; /* ranks of a worker have one address */
+    for (uint32_t i = 0; a->table && i < a->table->n && left; i++) {
+        uint64_t id = a->table->rows[i].worker.worker_id; /* ranks of a worker have one address */
         const struct worker *w = id == a->result.worker.worker_id || id == last ? NULL : worker_find_locked(data->workers, id);
         if (!w) continue;
         add(out, w);

@@ -69,10 +69,10 @@ static void begin(struct loop *l, struct kvr_http_conn *c, const enum kvr_prompt
     take_request_id(r, head);
     r->routed = form != NULL;
     if (form) r->form = *form;
-    responses_id_of_path(head->path, r->response);
+    struct kvr_text response = responses_id_in(head->path);
     r->is_head_request = head->is_head;
     r->deletes = kvr_text_is(head->method, "DELETE");
-    r->total_deadline_ms = request_after(data_of(r)->o->total_timeout);
+    r->total_deadline_ms = request_after(r, data_of(r)->o->total_timeout);
     bool may = admission_begin(r, head) == OUTCOME_DONE;
     if (!r->admission.ring || r->admission.key) telemetry_known(r);
     if (!may) {
@@ -84,9 +84,10 @@ static void begin(struct loop *l, struct kvr_http_conn *c, const enum kvr_prompt
         flow_end_refused(r);
         return;
     }
-    const char *why = hints_read(r, head->headers);
+    bool kept = request_keep_text(&r->response, response.ptr, response.len);
+    const char *why = kept ? hints_read(r, head->headers) : hints_no_memory;
     if (why) {
-        flow_refuse(r, 400, why);
+        flow_refuse(r, why == hints_no_memory ? 503 : 400, why);
         return;
     }
     r->body = kvr_http_conn_take_body(c);

@@ -85,9 +85,22 @@ static void leave(struct request *r)
     if (phases[r->phase].leave) phases[r->phase].leave(r);
 }
 
+/* An answer may take long: what is held for it is the attempt. Returns: false without memory. */
+static bool hold(struct request *r, enum request_phase phase)
+{
+    size_t n = phases[phase].holds;
+    if (phase == PHASE_SENDING) {
+        free(r->now);
+        r->now = NULL;
+    }
+    if (n && !r->now && !(r->now = malloc(sizeof *r->now))) return false;
+    if (n) memset(r->now, 0, n);
+    return true;
+}
+
 static enum outcome enter(struct request *r, enum request_phase phase)
 {
-    memset(&r->now, 0, phases[phase].holds);
+    if (!hold(r, phase)) return request_refuse(r, 503, "out of memory");
     r->phase = phase;
     r->phase_deadline_ms = 0;
     model_gauges_enter(r);
@@ -339,7 +352,7 @@ static enum request_phase next_phase(const struct request *r)
 
 static enum outcome follow(struct request *r, enum outcome o)
 {
-    if (o == OUTCOME_REFUSED && r->phase == PHASE_CHOOSING && r->now.choosing.overloaded && named_model_may_fall_back(r))
+    if (o == OUTCOME_REFUSED && r->phase == PHASE_CHOOSING && r->now->choosing.overloaded && named_model_may_fall_back(r))
         return begin_again(r);
     if (o == OUTCOME_REFUSED || o == OUTCOME_GONE) release_unused(r);
     if (o == OUTCOME_REFUSED || o == OUTCOME_BROKEN || (o == OUTCOME_GONE && !answer_is_complete(r))) rendezvous_abort(r);
@@ -397,10 +410,10 @@ void flow_try_parked(struct loop *l)
 {
     struct request *rest = l->parked;
     l->parked = NULL;
-    for (struct request *r = rest; r; r = r->now.parked.next) r->now.parked.listed = false;
+    for (struct request *r = rest; r; r = r->now->parked.next) r->now->parked.listed = false;
     while (rest) {
         struct request *r = rest;
-        rest = r->now.parked.next;
+        rest = r->now->parked.next;
         step(r, OUTCOME_DONE);
     }
 }

@@ -79,13 +79,13 @@ static void made(struct kvr_token_waiter *w)
 /* The key of the token cache, of this tokenizer. */
 static void key_of(const struct request *r, const struct kvr_tokenizer *t, uint64_t key[2])
 {
-    memcpy(key, r->now.tokenizing.cache_key, 2 * sizeof *key);
+    memcpy(key, r->now->tokenizing.cache_key, 2 * sizeof *key);
     key[0] ^= kvr_mix64((uint64_t)(uintptr_t)t);
 }
 
 static bool begin_errand(struct request *r, struct kvr_tokenizer *t, struct kvr_body *question, struct kvr_tok_job *rest)
 {
-    struct local_tokens_waiter *waiter = &r->now.tokenizing.here;
+    struct local_tokens_waiter *waiter = &r->now->tokenizing.here;
     struct errand *e = malloc(sizeof *e);
     if (!e) {
         if (rest) kvr_tokenizer_drop(t, rest);
@@ -122,7 +122,7 @@ struct request *local_tokens_next_made(struct loop *l)
 
 bool local_tokens_take(struct request *r)
 {
-    struct local_tokens_waiter *h = &r->now.tokenizing.here;
+    struct local_tokens_waiter *h = &r->now->tokenizing.here;
     struct kvr_ids *ids = h->waiter.ids;
     h->waits = false;
     h->waiter.ids = NULL;
@@ -131,7 +131,7 @@ bool local_tokens_take(struct request *r)
 
 void local_tokens_leave(struct request *r)
 {
-    struct local_tokens_waiter *h = &r->now.tokenizing.here;
+    struct local_tokens_waiter *h = &r->now->tokenizing.here;
     struct loop *l = r->loop;
     if (!h->waits) return;
     h->waits = false;

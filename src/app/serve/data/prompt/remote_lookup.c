@@ -28,7 +28,7 @@ static bool keep_scores(struct request *r, const struct kvr_reach *scores, size_
 static void on_scores(void *ctx, const struct kvr_remote_query *q, const struct kvr_reach *scores, long n)
 {
     struct request *r = ctx;
-    struct lookup *k = &r->now.lookup;
+    struct lookup *k = &r->now->lookup;
     struct remote_counters *m = remote_counters(data_of(r)->peers);
     for (size_t i = 0; i < REMOTES_MAX; i++)
         if (k->queries[i] == q) k->queries[i] = NULL;
@@ -50,7 +50,7 @@ static const char *asked_model(const struct request *r, char *out, size_t cap)
 /* The hashes are there, or will be made when the request is routed: what of them is cached elsewhere? */
 static enum outcome ask_remotes(struct request *r)
 {
-    struct lookup *k = &r->now.lookup;
+    struct lookup *k = &r->now->lookup;
     struct loop *l = r->loop;
     char model[MODEL_MAX + 16];
     if (!l->remotes_n || !r->locals_n) return OUTCOME_DONE;
@@ -83,14 +83,14 @@ enum outcome lookup_begin(struct request *r)
     struct partition *partition = eligible_partition(r);
     if (!partition) return OUTCOME_DONE;
     r->hashed_for = partition->block_size;
-    if (large) return request_work(r, &r->now.lookup.job, hash_prompt, ask_remotes);
+    if (large) return request_work(r, &r->now->lookup.job, hash_prompt, ask_remotes);
     hash_prompt(r);
     return ask_remotes(r);
 }
 
 void lookup_leave(struct request *r)
 {
-    struct lookup *k = &r->now.lookup;
+    struct lookup *k = &r->now->lookup;
     for (size_t i = 0; i < REMOTES_MAX; i++)
         if (k->queries[i]) kvr_remote_cancel(k->queries[i]);
 }

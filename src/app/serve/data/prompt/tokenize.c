@@ -41,8 +41,8 @@ static enum outcome place_unknown(struct request *r)
 /* The prompt's tokens are kept while others are asked for. There are none until these are told, also when nobody can be asked. */
 static void set_aside(struct request *r)
 {
-    r->now.tokenizing.whole = r->tokens;
-    r->now.tokenizing.whole_n = r->tokens_n;
+    r->now->tokenizing.whole = r->tokens;
+    r->now->tokenizing.whole_n = r->tokens_n;
     r->tokens = NULL;
     r->tokens_n = 0;
 }
@@ -51,16 +51,16 @@ static void set_aside(struct request *r)
 static void take_back(struct request *r, size_t n)
 {
     free(r->tokens);
-    r->tokens = r->now.tokenizing.whole;
+    r->tokens = r->now->tokenizing.whole;
     r->tokens_n = n;
-    r->now.tokenizing.whole = NULL;
+    r->now->tokenizing.whole = NULL;
 }
 
 /* The tokens of `plain` are there, or none. What both have in common comes before the first part that is not text, wherever
  * the engine's template puts that. When nothing differs, such a part has left no trace: its place is not known. */
 static enum outcome place_objects(struct request *r)
 {
-    const struct tokenizing *t = &r->now.tokenizing;
+    const struct tokenizing *t = &r->now->tokenizing;
     size_t n = 0, most = r->tokens ? KVR_MIN(r->tokens_n, t->whole_n) : 0;
     while (n < most && r->tokens[n] == t->whole[n]) n++;
     bool known = r->tokens && n < t->whole_n;
@@ -73,11 +73,11 @@ static enum outcome place_objects(struct request *r)
 /* The tokens without the special ones are there, or none. */
 static void truncate_between(struct request *r)
 {
-    const struct tokenizing *t = &r->now.tokenizing;
+    const struct tokenizing *t = &r->now->tokenizing;
     bool known = r->tokens && kvr_truncate_between(t->whole, t->whole_n, r->tokens, r->tokens_n, t->keep);
     take_back(r, known ? t->keep : t->whole_n);
     if (!known) request_prompt_is_hint(r);
-    r->now.tokenizing.keep = 0;
+    r->now->tokenizing.keep = 0;
 }
 
 /* The question for the tokens without those that the engine's tokenizer adds. NULL: out of memory. */
@@ -98,7 +98,7 @@ static enum outcome ask_bare(struct request *r, size_t keep)
         request_prompt_is_hint(r);
         return ask_plain(r);
     }
-    r->now.tokenizing.keep = keep;
+    r->now->tokenizing.keep = keep;
     set_aside(r);
     enum outcome o = ask(r, bare);
     kvr_body_unref(bare);
@@ -129,7 +129,7 @@ static enum outcome ask_plain(struct request *r)
     r->ask = NULL;
     if (r->members.prompts == 1) r->isl = KVR_MAX(r->tokens_n, (size_t)1); /* of several the sum is known, or guessed */
     if (r->unplaced) return place_unknown(r);
-    if (!r->plain) return forward_tokens(r, &r->now.tokenizing.job);
+    if (!r->plain) return forward_tokens(r, &r->now->tokenizing.job);
     struct kvr_body *plain = r->plain;
     r->plain = NULL;
     set_aside(r);
@@ -141,17 +141,17 @@ static enum outcome ask_plain(struct request *r)
 /* The tokens of the last question are there, or r->tokens is NULL and one was asked beside the prompt's own. */
 static enum outcome arrange(struct request *r)
 {
-    if (r->now.tokenizing.keep) {
+    if (r->now->tokenizing.keep) {
         truncate_between(r);
         return ask_plain(r);
     }
-    return r->now.tokenizing.whole ? place_objects(r) : truncate_prompt(r);
+    return r->now->tokenizing.whole ? place_objects(r) : truncate_prompt(r);
 }
 
 static enum outcome failed(struct request *r)
 {
     COUNT(r, tokenize_failures_total);
-    if (r->now.tokenizing.whole) return arrange(r);
+    if (r->now->tokenizing.whole) return arrange(r);
     r->token_failed = true;
     return OUTCOME_DONE;
 }
@@ -161,7 +161,7 @@ static enum outcome failed(struct request *r)
 /* r->tokens of what /tokenize answered; none: it is not an answer, or a longer one than prompts may have. */
 static void read_tokens(struct request *r, struct kvr_json_parser *json)
 {
-    const struct kvr_buf *answer = &r->now.tokenizing.answer;
+    const struct kvr_buf *answer = &r->now->tokenizing.answer;
     struct kvr_json root, list;
     if (!json || kvr_json_parse(json, answer->data, answer->len, &root, NULL)) return;
     list = kvr_json_get(root, "tokens");
@@ -176,7 +176,7 @@ static void read_tokens(struct request *r, struct kvr_json_parser *json)
 
 static void end_question(struct request *r)
 {
-    struct tokenizing *t = &r->now.tokenizing;
+    struct tokenizing *t = &r->now->tokenizing;
     kvr_buf_free(&t->answer);
     kvr_body_unref(t->question);
     worker_let_go(t->asked);
@@ -187,8 +187,8 @@ static void end_question(struct request *r)
 /* The engine that was asked has not told them: ends the question. status: of its answer; 0: there is none. */
 static enum outcome not_told(struct request *r, const char *why)
 {
-    const struct worker *w = r->now.tokenizing.asked;
-    int status = r->now.tokenizing.status;
+    const struct worker *w = r->now->tokenizing.asked;
+    int status = r->now->tokenizing.status;
     char text[40] = "";
     if (status && status != 200) snprintf(text, sizeof text, "status %d", status);
     kvr_log_warning_of(kvr_log_key(w->id, (uint64_t)status, why),
@@ -202,20 +202,20 @@ static enum outcome not_told(struct request *r, const char *why)
 static enum outcome found(struct request *r, enum tokens_from from)
 {
     r->tokens_from = from;
-    token_cache_put(data_of(r)->tokens, r->now.tokenizing.cache_key, r->tokens, r->tokens_n);
+    token_cache_put(data_of(r)->tokens, r->now->tokenizing.cache_key, r->tokens, r->tokens_n);
     end_question(r);
     return arrange(r);
 }
 
 static void observe(const struct request *r, enum tokens_made_by by)
 {
-    uint64_t took = kvr_now_ns(kvr_clock_monotonic()) - r->now.tokenizing.asked_ns;
+    uint64_t took = kvr_now_ns(kvr_clock_monotonic()) - r->now->tokenizing.asked_ns;
     if (r->gauges.of) kvr_histogram_add(&r->gauges.of->tokenize[by], (double)took / 1e9);
 }
 
 static enum outcome tokens_are_read(struct request *r)
 {
-    const struct tokenizing *t = &r->now.tokenizing;
+    const struct tokenizing *t = &r->now->tokenizing;
     if (!r->tokens) {
         r->tokens_n = 0;
         return not_told(r, "no list of tokens that can be taken");
@@ -234,7 +234,7 @@ static void run_reading(struct request *r)
 
 static enum outcome answered(struct request *r)
 {
-    struct tokenizing *t = &r->now.tokenizing;
+    struct tokenizing *t = &r->now->tokenizing;
     bool ok = t->status == 200 && !t->answer.failed && t->answer.len;
     if (ok && t->answer.len > KVR_JOB_BYTES) return request_work(r, &t->job, run_reading, tokens_are_read);
     if (ok) read_tokens(r, r->loop->json);
@@ -247,13 +247,13 @@ static void on_head(struct kvr_http_call *call, void *ctx, int status, const str
     (void)call;
     (void)headers;
     (void)length;
-    r->now.tokenizing.status = status;
+    r->now->tokenizing.status = status;
 }
 
 static void on_body(struct kvr_http_call *call, void *ctx, const char *data, size_t len)
 {
     struct request *r = ctx;
-    struct kvr_buf *answer = &r->now.tokenizing.answer;
+    struct kvr_buf *answer = &r->now->tokenizing.answer;
     (void)call;
     if (answer->len + len > data_of(r)->o->max_body_size) answer->failed = true;
     kvr_buf_add(answer, data, len);
@@ -263,7 +263,7 @@ static void on_done(struct kvr_http_call *call, void *ctx)
 {
     struct request *r = ctx;
     (void)call;
-    r->now.tokenizing.call = NULL;
+    r->now->tokenizing.call = NULL;
     request_step(r, answered(r));
 }
 
@@ -272,7 +272,7 @@ static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failu
     struct request *r = ctx;
     (void)call;
     (void)why;
-    r->now.tokenizing.call = NULL;
+    r->now->tokenizing.call = NULL;
     request_step(r, not_told(r, text));
 }
 
@@ -283,7 +283,7 @@ static const struct kvr_http_call_handler handler = {on_head, on_body, on_done, 
 static enum outcome ask_engine(struct request *r)
 {
     struct data_plane *data = data_of(r);
-    struct tokenizing *t = &r->now.tokenizing;
+    struct tokenizing *t = &r->now->tokenizing;
     struct kvr_buf h = {0};
     bool exists;
     t->asked = eligible_tokenizer(r, &exists);
@@ -304,7 +304,7 @@ static enum outcome ask_engine(struct request *r)
     t->call = kvr_http_call_start(r->loop->client, &config);
     kvr_buf_free(&h);
     if (!t->call) return not_told(r, "out of memory");
-    request_wait_until(r, request_after(data->o->tokenize_timeout));
+    request_wait_until(r, request_after(r, data->o->tokenize_timeout));
     return OUTCOME_WAITS;
 }
 
@@ -317,7 +317,7 @@ static enum outcome made_here(struct request *r)
         r->tokens = NULL;
         return ask_engine(r);
     }
-    local_tokens_check(r, t, r->now.tokenizing.question);
+    local_tokens_check(r, t, r->now->tokenizing.question);
     observe(r, MADE_BY_ROUTER);
     return found(r, TOKENS_LOCAL);
 }
@@ -325,7 +325,7 @@ static enum outcome made_here(struct request *r)
 /* The tokens of a body: from the cache, made here, or an engine's. */
 static enum outcome ask(struct request *r, struct kvr_body *body)
 {
-    struct tokenizing *now = &r->now.tokenizing;
+    struct tokenizing *now = &r->now->tokenizing;
     bool trusted;
     struct kvr_tokenizer *t = local_tokens_tokenizer(r, &trusted);
     token_cache_key(body->data, body->len, now->cache_key);
@@ -357,7 +357,7 @@ enum outcome tokens_begin(struct request *r)
 
 enum outcome tokens_on_time(struct request *r, bool total)
 {
-    struct tokenizing *t = &r->now.tokenizing;
+    struct tokenizing *t = &r->now->tokenizing;
     if (total) return request_refuse(r, 504, TOOK_TOO_LONG);
     if (t->call) kvr_http_call_cancel(t->call);
     t->call = NULL;
@@ -373,7 +373,7 @@ enum outcome tokens_made(struct request *r)
 
 void tokens_leave(struct request *r)
 {
-    struct tokenizing *t = &r->now.tokenizing;
+    struct tokenizing *t = &r->now->tokenizing;
     if (t->call) kvr_http_call_cancel(t->call);
     local_tokens_leave(r);
     end_question(r);

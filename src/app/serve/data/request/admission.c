@@ -213,11 +213,15 @@ void admission_refuse_unread(struct request *r, const struct kvr_http_request *h
     key_use_refused(r->admission.key->use, (enum key_refusal)room->why);
 }
 
-static void take_class(struct request *r)
+const char *admission_class(const struct request *r)
 {
-    const char *of_key = r->admission.key->policy_class;
+    const char *of_key = r->admission.key ? r->admission.key->policy_class : "";
+    return of_key[0] || !r->policy_class ? of_key : r->policy_class;
+}
+
+static void limit_priority(struct request *r)
+{
     double most = r->admission.key->priority_max;
-    if (of_key[0]) memcpy(r->policy_class, of_key, sizeof r->policy_class);
     if (most < 0) return;
     r->priority = KVR_MIN(r->priority, most);
     if ((double)r->strict_priority > most) r->strict_priority = (uint32_t)most;
@@ -226,7 +230,7 @@ static void take_class(struct request *r)
 static enum outcome judge_model(struct request *r)
 {
     struct admission *a = &r->admission;
-    take_class(r);
+    limit_priority(r);
     if (a->key->models_n && r->names_adapter) {
         (void)request_refusef(r, 403, "key '%s' may use some models only, and `lora_path` may name another one", client_of(r));
         return refuse(r, KEY_REFUSED_MODEL, "model_not_allowed");

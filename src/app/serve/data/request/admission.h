@@ -45,6 +45,8 @@ bool admission_look(struct data_plane *data, struct kvr_http_conn *c, struct adm
 void admission_look_end(struct admission_look *look);
 bool admission_shows(const void *look, const char *model);
 
+/* Its class of the queue: its key's, else the one that it asks for; "": none. */
+const char *admission_class(const struct request *r);
 /* The workers that its key may use, of the question to the router, which borrows them while the request has its key. */
 void admission_keep_to_workers(const struct request *r, struct kvr_router_request *rq);
 

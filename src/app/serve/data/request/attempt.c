@@ -43,7 +43,8 @@ void attempt_free(struct attempt *a)
     KVR_ASSERT(!a->call && !a->carried && !a->booking[0]);
     spans_attempt(a);
     kvr_sse_free(&a->sse);
-    kvr_sse_free(&a->opening);
+    if (a->opening) kvr_sse_free(a->opening);
+    free(a->opening);
     kvr_buf_free(&a->head);
     kvr_buf_free(&a->answer);
     kvr_buf_free(&a->held);
@@ -51,6 +52,7 @@ void attempt_free(struct attempt *a)
     kvr_usage_merge_free(&a->merge);
     kvr_body_unref(a->body);
     free(a->served);
+    free(a->table);
     if (a->worker) atomic_fetch_sub(&a->worker->active, 1);
     worker_let_go(a->worker);
     free(a);
@@ -140,7 +142,7 @@ static void call_over(struct attempt *a)
 {
     a->call = NULL;
     a->carried = false;
-    a->over_ns = kvr_now_ns(kvr_clock_monotonic());
+    if (a->span_id) a->over_ns = kvr_now_ns(kvr_clock_monotonic());
 }
 
 /* The worker is one of those that were tried. The refusal stands unless another one takes the request. */
@@ -172,9 +174,11 @@ static bool may_open_badly(const struct attempt *a)
 static bool hold_opening(struct attempt *a, const char *data, size_t len)
 {
     enum { OPENING_MAX = 64 << 10 };
-    kvr_sse_feed(&a->opening, a->request->loop->json, data, len);
+    if (!a->opening) a->opening = calloc(1, sizeof *a->opening);
+    if (a->opening) kvr_sse_feed(a->opening, a->request->loop->json, data, len);
+    else a->answer.failed = true;
     kvr_buf_add(&a->answer, data, len);
-    a->opened = a->opening.events || a->opening.done || a->answer.len > OPENING_MAX;
+    a->opened = a->answer.failed || a->opening->events || a->opening->done || a->answer.len > OPENING_MAX;
     return !a->opened;
 }
 
@@ -190,7 +194,7 @@ static void judge_opening(struct attempt *a)
 {
     if (a->answer.failed) {
         a->tell(a, request_refuse(a->request, 503, "out of memory"));
-    } else if (a->opening.has_error) {
+    } else if (a->opening->has_error) {
         attempt_cancel(a);
         worker_report(data_of(a->request)->workers, a->worker, false);
         a->status = 500;
@@ -421,7 +425,7 @@ uint64_t attempt_first_byte_until(const struct attempt *a)
     const struct serve_options *o = data_of(a->request)->o;
     double seconds = model_option(&a->request->options, MODEL_FIRST_TOKEN_TIMEOUT, o->first_token_timeout);
     uint64_t limit = (uint64_t)(seconds * 1000), first = limit ? a->sent_ns / 1000000 + limit : 0;
-    uint64_t received = a->decodes ? request_after(o->kv_wait_timeout) : 0;
+    uint64_t received = a->decodes ? request_after(a->request, o->kv_wait_timeout) : 0;
     return first && received ? KVR_MIN(first, received) : KVR_MAX(first, received);
 }
 
@@ -462,6 +466,6 @@ void attempt_resume(struct attempt *a)
 {
     if (!a->paused) return;
     a->paused = false;
-    a->last_byte_ms = now_ms();
+    a->last_byte_ms = request_now_ms(a->request);
     if (a->call) kvr_http_call_resume(a->call);
 }

@@ -57,10 +57,11 @@ struct attempt {
     enum kvr_router_mode mode;
     struct worker *worker; /* a reference; NULL: not booked */
     struct kvr_router_result result;
-    struct decision_table table;
+    struct decision_table *table; /* NULL: not chosen yet, or no memory for it */
     enum kvr_view_knowledge view; /* of the rank, when it was chosen */
     const char *reason;
-    bool names_rank; /* the worker is told the rank, as it counts them */
+    const char *label; /* its model, among the worker's counters: workers/counts/labels.h */
+    bool names_rank;   /* the worker is told the rank, as it counts them */
     uint32_t named_rank;
 
     /* The booking: account.c */
@@ -88,10 +89,10 @@ struct attempt {
     /* What is seen of the answer as it passes: answer.c */
     uint64_t last_byte_ms, relayed; /* relayed: bytes of the answer */
     struct kvr_sse sse;
-    struct kvr_buf answer;  /* of one that is no stream; of a decode leg's stream the opening that is held back */
-    struct kvr_sse opening; /* of a decode leg: looked at before anything is told of it */
-    bool opened;            /* that is over */
-    bool merges;            /* what it says of cached tokens is put right on its way */
+    struct kvr_buf answer;   /* of one that is no stream; of a decode leg's stream the opening that is held back */
+    struct kvr_sse *opening; /* of a decode leg: looked at before anything is told of it; NULL: nothing of it yet */
+    bool opened;             /* that is over */
+    bool merges;             /* what it says of cached tokens is put right on its way */
     struct kvr_usage_merge merge;
     struct kvr_buf ended; /* what the client gets of a prefill leg after which nothing is left to generate */
     struct kvr_usage usage;

@@ -22,8 +22,8 @@
 
 static void refuse_body(struct request *r, int status, const char *why)
 {
-    r->now.reading.refusal = status;
-    r->now.reading.refused = why;
+    r->now->reading.refusal = status;
+    r->now->reading.refused = why;
 }
 
 static void out_of_memory(struct request *r)
@@ -34,7 +34,7 @@ static void out_of_memory(struct request *r)
 /* `what` has more of `unit` than the option allows. */
 static void too_large(struct request *r, _Atomic uint64_t *counter, const char *what, uint64_t limit, const char *unit, const char *option)
 {
-    struct reading *reading = &r->now.reading;
+    struct reading *reading = &r->now->reading;
     snprintf(reading->refused_text, sizeof reading->refused_text, "%s has more than %llu %s, which is --%s", what,
              (unsigned long long)limit, unit, option);
     refuse_body(r, 413, reading->refused_text);
@@ -104,7 +104,7 @@ static void body_tokens(struct request *r, struct kvr_openai_request *rq, struct
     struct kvr_openai_request question;
     if (r->form == KVR_FORM_GENERATE) kvr_openai_take_prompt(rq, kvr_json_get(rq->root, "input_ids"));
     if (rq->tokens.doc) given_tokens(r, rq);
-    if (r->tokens || r->now.reading.refusal) return;
+    if (r->tokens || r->now->reading.refusal) return;
     if (bytes && r->form <= KVR_FORM_CHAT) {
         byte_tokens(r, rq);
         return;
@@ -145,7 +145,7 @@ static bool is_small_enough(struct request *r, const struct kvr_openai_request *
         too_large(r, &data->counters.prompt_messages_refused_total, "`messages`", data->o->max_messages, "entries", "max-messages");
     else if (rq->tokens.doc && rq->tokens_n > data->o->max_prompt_tokens)
         too_large(r, &data->counters.prompt_tokens_refused_total, "the prompt", data->o->max_prompt_tokens, "tokens", "max-prompt-tokens");
-    return !r->now.reading.refusal;
+    return !r->now->reading.refusal;
 }
 
 static void take_salt(struct request *r, const struct kvr_openai_request *rq)
@@ -155,6 +155,13 @@ static void take_salt(struct request *r, const struct kvr_openai_request *rq)
     if (r->salt) memcpy(r->salt, rq->salt, rq->salt_len);
     else out_of_memory(r); /* without it the prompt would be another one */
     r->salt_len = r->salt ? rq->salt_len : 0;
+}
+
+static void take_response(struct request *r, struct kvr_json v)
+{
+    char id[RESPONSE_ID_MAX] = "";
+    responses_id_of(v, id);
+    if (id[0] && !request_keep_text(&r->response, id, strlen(id))) out_of_memory(r); /* it may be known to one worker alone */
 }
 
 /* Tokens that the engine may generate for it: each form has its own member, and there may be several answers. */
@@ -170,9 +177,9 @@ static uint64_t asked_output(const struct kvr_openai_request *rq)
 static void take_members(struct request *r, const struct kvr_openai_request *rq)
 {
     r->is_object = true;
-    r->now.reading.rank_error = kvr_rank_member_read(rq->root, &r->body_rank);
-    if (r->routed) pins_read_body(rq->root, &r->now.reading.pins);
-    if (r->routed && r->form == KVR_FORM_RESPONSES) responses_id_of(kvr_json_get(rq->root, "previous_response_id"), r->response);
+    r->now->reading.rank_error = kvr_rank_member_read(rq->root, &r->body_rank);
+    if (r->routed) pins_read_body(rq->root, &r->now->reading.pins);
+    if (r->routed && r->form == KVR_FORM_RESPONSES) take_response(r, kvr_json_get(rq->root, "previous_response_id"));
     r->stream = rq->stream;
     r->names_adapter = kvr_json_type_of(kvr_json_get(rq->root, "lora_path")) > KVR_JSON_NULL;
     r->expected_osl = rq->expected_osl;
@@ -194,8 +201,8 @@ static bool take_model(struct request *r, const struct named_ask *ask, enum name
     if (ask->model.len >= MODEL_MAX) refuse_body(r, 400, "`model` is longer than 127 bytes");
     else if (ask->model.len && memchr(ask->model.ptr, 0, ask->model.len)) refuse_body(r, 400, "`model` has a NUL");
     else if ((*is = named_model_resolve(r, ask)) == NAMED_OUT_OF_MEMORY) out_of_memory(r);
-    else r->now.reading.stands = *is == NAMED_NOBODY;
-    return !r->now.reading.refusal && !r->now.reading.stands;
+    else r->now->reading.stands = *is == NAMED_NOBODY;
+    return !r->now->reading.refusal && !r->now->reading.stands;
 }
 
 static void read_form(struct request *r)
@@ -204,7 +211,7 @@ static void read_form(struct request *r)
     static const char *const names[FIELDS] = {"model", "user", "prompt_cache_key"};
     struct kvr_form_field v[FIELDS];
     enum named_model named;
-    const char *why = kvr_form_pick(r->body->data, r->body_len, r->now.reading.boundary, names, FIELDS, v);
+    const char *why = kvr_form_pick(r->body->data, r->body_len, r->now->reading.boundary, names, FIELDS, v);
     if (!why && v[MODEL].times > 1) why = "`model` is given more than once";
     if (why) {
         refuse_body(r, 400, why);
@@ -258,7 +265,7 @@ static void read_json(struct request *r, struct kvr_json_parser *json)
     kvr_prompt_members_read(rq.root, r->form, &rq.members);
     r->members = rq.members;
     body_tokens(r, &rq, json);
-    if (!r->now.reading.refusal) find_objects(r, &rq);
+    if (!r->now->reading.refusal) find_objects(r, &rq);
 }
 
 /* ---- the phase --------------------------------------------------------------------------------------- */
@@ -266,7 +273,7 @@ static void read_json(struct request *r, struct kvr_json_parser *json)
 /* A rank in the body counts as one in the header. Returns: what is wrong, or NULL. */
 static const char *join_ranks(struct request *r)
 {
-    if (r->now.reading.rank_error || !r->body_rank.given) return r->now.reading.rank_error;
+    if (r->now->reading.rank_error || !r->body_rank.given) return r->now->reading.rank_error;
     if (r->pin.has_rank && r->pin.to.dp_rank != r->body_rank.rank)
         return "`data_parallel_rank` (or `routed_dp_rank`) of the body and the data-parallel rank header are different ranks; give one, or "
                "the same";
@@ -305,12 +312,12 @@ static void limit_total(struct request *r)
  * its model. */
 static bool must_be_read(const struct request *r)
 {
-    return r->routed || r->now.reading.is_form || (r->admission.key && r->body_len);
+    return r->routed || r->now->reading.is_form || (r->admission.key && r->body_len);
 }
 
 static enum outcome body_is_read(struct request *r)
 {
-    const struct reading *reading = &r->now.reading;
+    const struct reading *reading = &r->now->reading;
     const char *why = NULL;
     if (reading->stands) {
         if (r->refusal.status == 503) COUNT(r, overload_rejections_total);
@@ -327,8 +334,8 @@ static enum outcome body_is_read(struct request *r)
 
 static void run_reading(struct request *r)
 {
-    struct kvr_json_parser *json = r->now.reading.is_form ? NULL : kvr_json_parser_new(); /* its memory goes with it */
-    if (r->now.reading.is_form) read_form(r);
+    struct kvr_json_parser *json = r->now->reading.is_form ? NULL : kvr_json_parser_new(); /* its memory goes with it */
+    if (r->now->reading.is_form) read_form(r);
     else read_json(r, json);
     kvr_json_parser_free(json);
 }
@@ -336,7 +343,7 @@ static void run_reading(struct request *r)
 /* Returns: what is wrong with a form's boundary, or NULL. */
 static const char *look_for_form(struct request *r)
 {
-    struct reading *reading = &r->now.reading;
+    struct reading *reading = &r->now->reading;
     const struct kvr_headers *h = kvr_http_conn_request(r->conn)->headers;
     const char *why = NULL;
     size_t types = 0;
@@ -355,8 +362,8 @@ enum outcome body_begin(struct request *r)
 {
     const char *why = !r->routed && r->body_len ? look_for_form(r) : NULL;
     if (why) return request_refuse(r, 400, why);
-    if (r->body_len > KVR_JOB_BYTES) return request_work(r, &r->now.reading.job, run_reading, body_is_read);
-    if (r->now.reading.is_form) read_form(r);
+    if (r->body_len > KVR_JOB_BYTES) return request_work(r, &r->now->reading.job, run_reading, body_is_read);
+    if (r->now->reading.is_form) read_form(r);
     else if (r->routed || r->body_len) read_json(r, r->loop->json);
     return body_is_read(r);
 }

@@ -82,6 +82,8 @@ static bool read_number(struct kvr_text t, double least, double *out)
     return end != s && !*end && *out >= least && *out <= 1e9;
 }
 
+const char hints_no_memory[] = "out of memory";
+
 /* Each returns what is wrong with what it reads, or NULL. */
 static const char *read_priority(struct request *r, const struct kvr_headers *h)
 {
@@ -95,15 +97,15 @@ static const char *read_priority(struct request *r, const struct kvr_headers *h)
 static const char *read_class(struct request *r, const struct kvr_headers *h)
 {
     struct kvr_text strict = kvr_headers_get(h, "x-dynamo-request-strict-priority");
-    struct kvr_text policy = hint_get(h, HINT_CLASS);
+    struct kvr_text policy = hint_get(h, HINT_CLASS), fairness = hint_get(h, HINT_FAIRNESS);
     uint64_t v;
     if (strict.ptr) {
         if (!kvr_parse_u64(strict.ptr, strict.len, UINT32_MAX, &v)) return "x-dynamo-request-strict-priority must be a whole number";
         r->strict_priority = (uint32_t)v;
     }
-    if (policy.len >= sizeof r->policy_class) return "the policy class header has more than 63 characters";
-    if (policy.ptr) memcpy(r->policy_class, policy.ptr, policy.len);
-    return NULL;
+    if (policy.len >= KVR_CLASS_NAME_MAX) return "the policy class header has more than 63 characters";
+    if (!policy.len && fairness.len < KVR_CLASS_NAME_MAX) policy = fairness; /* of a gateway, which the router's own header beats */
+    return request_keep_text(&r->policy_class, policy.ptr, policy.len) ? NULL : hints_no_memory;
 }
 
 /* The priority of an objective (--objective); one that is not there has 0. */
@@ -133,11 +135,10 @@ bool hints_check_objectives(const char *text)
 /* What gateways of Kubernetes say; the router's own headers beat it. A class that is not there is that of all. */
 static void read_gateways(struct request *r, const struct kvr_headers *h)
 {
-    struct kvr_text objective = hint_get(h, HINT_OBJECTIVE), fairness = hint_get(h, HINT_FAIRNESS);
+    struct kvr_text objective = hint_get(h, HINT_OBJECTIVE);
     long priority = objective.ptr ? priority_of(data_of(r)->o->objectives, objective) : 0;
     r->gives_way = priority < 0;
     if (priority > 0 && !r->strict_priority) r->strict_priority = (uint32_t)KVR_MIN(priority, (long)UINT32_MAX);
-    if (fairness.ptr && !r->policy_class[0] && fairness.len < sizeof r->policy_class) memcpy(r->policy_class, fairness.ptr, fairness.len);
 }
 
 const char *hints_read(struct request *r, const struct kvr_headers *h)
@@ -146,8 +147,8 @@ const char *hints_read(struct request *r, const struct kvr_headers *h)
     const char *why;
     if (contradict(h)) return "a header that the router reads is there twice, or by two of its names, with two values";
     if ((why = pins_read_head(r, h)) || (why = read_priority(r, h))) return why;
-    if (session.len >= sizeof r->session) return "x-session-id has more than 255 characters";
-    if (session.ptr) memcpy(r->session, session.ptr, session.len);
+    if (session.len >= SESSION_MAX) return "x-session-id has more than 255 characters";
+    if (!request_keep_text(&r->session, session.ptr, session.len)) return hints_no_memory;
     r->explain = kvr_text_is(kvr_headers_get(h, "x-kvroute-explain"), "1");
     if ((why = read_class(r, h))) return why;
     read_gateways(r, h);

@@ -28,7 +28,8 @@ enum hint {
 struct kvr_text hint_get(const struct kvr_headers *h, enum hint hint);
 /* Is a text NAME=PRIORITY,... of whole numbers (--objective)? NULL is fine. */
 bool hints_check_objectives(const char *text);
-/* Takes them all. Returns: what is wrong, or NULL. */
+/* Takes them all. Returns: what is wrong, or NULL; hints_no_memory is nobody's mistake. */
+extern const char hints_no_memory[];
 const char *hints_read(struct request *r, const struct kvr_headers *h);
 
 #endif

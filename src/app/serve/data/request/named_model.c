@@ -21,7 +21,7 @@
 
 static struct kvr_text session_of(const struct request *r, const struct named_ask *ask)
 {
-    struct kvr_text head = {r->session, strlen(r->session)}, id = {r->id, strlen(r->id)};
+    struct kvr_text head = {r->session, r->session ? strlen(r->session) : 0}, id = {r->id, strlen(r->id)};
     return head.len ? head : ask->session.len ? ask->session : id;
 }
 
@@ -30,7 +30,7 @@ enum standing { NOBODY_UP, ALL_OVERLOADED, SERVES };
 /* Would the router refuse it for overload? Of workers with roles those that answer count. */
 static bool is_overloaded(const struct request *r, const struct named_ask *ask, const struct roster_choice *from)
 {
-    const char *of_key = r->admission.key ? r->admission.key->policy_class : "", *name = of_key[0] ? of_key : r->policy_class;
+    const char *name = admission_class(r);
     struct kvr_router_request rq = {.isl = ask->tokens_n ? ask->tokens_n : KVR_MAX(r->body_len / 4, (size_t)1),
                                     .allowed = from->all ? NULL : from->ids,
                                     .allowed_n = from->n,
@@ -126,7 +126,7 @@ static void take_options(struct request *r, const struct models_file *f)
 
 bool named_model_may_fall_back(struct request *r)
 {
-    if (!r->asked_model[0] || r->fell_back || r->again || r->pin.set || r->tries || !r->body) return false;
+    if (!r->asked_model || r->fell_back || r->again || r->pin.set || r->tries || !r->body) return false;
     const struct models_file *f = models_config_hold(data_of(r)->config);
     const struct model_rule *from = f ? rule_of(r, f, r->model) : NULL;
     bool may = from && from->on_overloaded;
@@ -158,8 +158,10 @@ enum named_model named_model_resolve(struct request *r, const struct named_ask *
     if (r->again) return resolve_again(r, ask);
     const struct models_file *f = ask->model.len ? models_config_hold(data_of(r)->config) : NULL;
     enum named_model is = NAMED_AS_IT_IS;
-    if (f) memcpy(r->asked_model, r->model, sizeof r->asked_model);
-    if (f && models_file_find(f, r->asked_model)) {
+    bool has_rule = f && models_file_find(f, r->model);
+    if (!request_keep_text(&r->asked_model, r->model, has_rule ? strlen(r->model) : 0)) {
+        is = NAMED_OUT_OF_MEMORY;
+    } else if (has_rule) {
         struct kvr_text session = session_of(r, ask);
         const char *target = models_file_resolve(f, r->asked_model, session.ptr, session.len);
         const char *fallback = fallback_of(r, ask, f, target, session);
@@ -167,8 +169,6 @@ enum named_model named_model_resolve(struct request *r, const struct named_ask *
         snprintf(r->model, sizeof r->model, "%s", fallback ? fallback : target); /* neither is r->model */
         take_options(r, f);
         if (strcmp(r->model, r->asked_model) != 0) is = name_in_body(r, ask->place) ? NAMED_ANOTHER : NAMED_OUT_OF_MEMORY;
-    } else {
-        r->asked_model[0] = 0;
     }
     models_config_let_go(f);
     return is;

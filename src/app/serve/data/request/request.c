@@ -70,8 +70,22 @@ void request_free(struct request *r)
     kvr_body_unref(r->body);
     let_reading_go(r);
     refusal_free(&r->refusal);
+    free(r->now);
+    free(r->session);
+    free(r->policy_class);
+    free(r->response);
+    free(r->asked_model);
     atomic_fetch_sub(&r->loop->in_flight, 1);
     uv_close((uv_handle_t *)&r->timer, on_closed);
+}
+
+bool request_keep_text(char **place, const char *text, size_t len)
+{
+    char *copy = len ? strndup(text, len) : NULL;
+    if (len && !copy) return false;
+    free(*place);
+    *place = copy;
+    return true;
 }
 
 struct kvr_http_conn *request_detach(struct request *r)
@@ -114,9 +128,9 @@ enum outcome request_refusef(struct request *r, int status, const char *format, 
 
 /* ---- time -------------------------------------------------------------------------------------------- */
 
-uint64_t request_after(double seconds)
+uint64_t request_after(const struct request *r, double seconds)
 {
-    return seconds > 0 ? now_ms() + (uint64_t)(seconds * 1000) + 1 : 0;
+    return seconds > 0 ? request_now_ms(r) + (uint64_t)(seconds * 1000) + 1 : 0;
 }
 
 static void on_timer(uv_timer_t *t)
@@ -126,7 +140,7 @@ static void on_timer(uv_timer_t *t)
 
 void request_arm(struct request *r)
 {
-    uint64_t d = r->phase_deadline_ms, now = now_ms();
+    uint64_t d = r->phase_deadline_ms, now = request_now_ms(r);
     if (r->total_deadline_ms && (!d || r->total_deadline_ms < d)) d = r->total_deadline_ms;
     if (d) uv_timer_start(&r->timer, on_timer, d > now ? d - now : 0, 0);
     else uv_timer_stop(&r->timer);

@@ -47,7 +47,7 @@
  * gives up; from then on failures are events of the stream.
  *
  * Threads: a request belongs to one data loop, which alone touches it, but for two cases.
- *   - While it is in the router's queue, the router reads now.choosing.rq, and on_turn (any thread, under the router's lock) writes what
+ *   - While it is in the router's queue, the router reads now->choosing.rq, and on_turn (any thread, under the router's lock) writes what
  *     was chosen and puts the request on the loop's `ready` list.
  *   - While a large body or prompt is read or hashed on a thread (`working`), the job's `run` fills in what it makes, which the loop does
  *     not look at until the job's `over`. A request that has ended meanwhile is freed there.
@@ -121,6 +121,8 @@ struct body_pins {
     struct pin prefill, answers;
     const char *wrong; /* a member that cannot be used; NULL: none */
 };
+
+enum { SESSION_MAX = 256 }; /* with its end */
 
 enum wish { WISH_NONE, WISH_REMOTE, WISH_LOCAL };
 
@@ -217,6 +219,14 @@ struct parked {
     bool listed;
 };
 
+union phase_state {
+    struct reading reading;
+    struct tokenizing tokenizing;
+    struct lookup lookup;
+    struct choosing choosing;
+    struct parked parked;
+};
+
 struct request {
     struct loop *loop;
     struct kvr_http_conn *conn;    /* NULL: it is answered, or its client has left */
@@ -234,10 +244,11 @@ struct request {
     struct admission admission;
 
     /* What its head says: data_port.c */
-    char id[ID_MAX], session[256], policy_class[KVR_CLASS_NAME_MAX];
-    char response[RESPONSE_ID_MAX]; /* of /v1/responses: the one that it goes on from, or is about; "": none */
-    enum kvr_prompt_form form;      /* of what is routed */
-    bool routed;                    /* a completion: its tokens matter */
+    char id[ID_MAX];
+    char *session, *policy_class; /* owned, as all such texts; NULL: none */
+    char *response;               /* of /v1/responses: the one that it goes on from, or is about; NULL: none */
+    enum kvr_prompt_form form;    /* of what is routed */
+    bool routed;                  /* a completion: its tokens matter */
     bool is_head_request, deletes, explain;
     bool gives_way;              /* it is refused where it would have to wait */
     bool body_cut;               /* its carrier has not shown all of it */
@@ -249,7 +260,7 @@ struct request {
 
     /* What its body says: READING */
     char model[MODEL_MAX];        /* that serves it */
-    char asked_model[MODEL_MAX];  /* what the client wrote, where --models-file has a rule for it; "": `model` */
+    char *asked_model;            /* what the client wrote, where --models-file has a rule for it; NULL: `model` */
     bool fell_back;               /* no worker of the model that was meant could be chosen */
     bool again;                   /* it is read again, as the router has refused it for overload when its turn came: the refusal */
     struct model_options options; /* of its model */
@@ -302,13 +313,7 @@ struct request {
     struct model_gauges gauges;
     bool early_head, counted, answered;
 
-    union {
-        struct reading reading;
-        struct tokenizing tokenizing;
-        struct lookup lookup;
-        struct choosing choosing;
-        struct parked parked;
-    } now; /* of the phase; SENDING and RELAYING have the attempt */
+    union phase_state *now; /* NULL: the phase has none, as SENDING and RELAYING, which have the attempt */
 };
 
 static inline struct data_plane *data_of(const struct request *r)
@@ -325,7 +330,7 @@ static inline const char *request_client(const struct request *r)
 /* What the client wrote, and what serves it: the same but for names of --models-file. */
 static inline const char *request_asked_model(const struct request *r)
 {
-    return r->asked_model[0] ? r->asked_model : r->model;
+    return r->asked_model ? r->asked_model : r->model;
 }
 
 static inline const char *request_model(const struct request *r)
@@ -347,6 +352,8 @@ static inline void request_step(struct request *r, enum outcome o)
 struct request *request_new(struct loop *l, struct kvr_http_conn *c);
 /* Frees what it has but its phase's and its attempt. */
 void request_free(struct request *r);
+/* A text that few requests have; one without bytes is none. Returns: false: no memory, and the text is what it was. */
+bool request_keep_text(char **place, const char *text, size_t len);
 /* It has no connection from then on. Returns: the one it had, or NULL. */
 struct kvr_http_conn *request_detach(struct request *r);
 void request_forget_tokens(struct request *r); /* and what was made of them */
@@ -357,7 +364,12 @@ void refusal_free(struct refusal *why); /* what it owns */
 enum outcome request_refuse(struct request *r, int status, const char *text);
 enum outcome request_refusef(struct request *r, int status, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
-uint64_t request_after(double seconds); /* that moment, in ms; 0 for no seconds: never */
+/* When its loop's turn began: what is waited for in ms goes by it, so that no clock is read for each moment. */
+static inline uint64_t request_now_ms(const struct request *r)
+{
+    return uv_now(&r->loop->uv);
+}
+uint64_t request_after(const struct request *r, double seconds); /* that moment, in ms; 0 for no seconds: never */
 /* The phase has until then (0: for ever), and the request until --total-timeout. */
 void request_wait_until(struct request *r, uint64_t deadline_ms);
 void request_arm(struct request *r); /* the timer, for these */

@@ -42,7 +42,7 @@ void spans_phase(struct request *r, uint64_t from_ns, uint64_t to_ns)
         [PHASE_RELAYING] = "kvroute.relay",
     };
     struct telemetry *n = r->telemetry;
-    bool waited = r->phase == PHASE_CHOOSING && r->now.choosing.queued;
+    bool waited = r->phase == PHASE_CHOOSING && r->now->choosing.queued;
     if (!names[r->phase]) return; /* an attempt's */
     struct kvr_span span = {.name = waited ? "kvroute.queue" : names[r->phase],
                             .parent = n->root,

@@ -5,11 +5,21 @@
 #include <math.h>
 #include <string.h>
 
+struct kept {
+    struct decision d;
+    struct decision_table table;
+};
+
+struct kept_legs {
+    struct decision_legs l;
+    struct decision_table table;
+};
+
 struct decisions {
     struct kvr_lock lock;
     uint64_t n;
-    struct decision ring[DECISIONS];
-    struct decision_legs *legs; /* of the same places; NULL until a fleet has prefill or decode workers */
+    struct kept ring[DECISIONS];
+    struct kept_legs *legs; /* of the same places; NULL until a fleet has prefill or decode workers */
 };
 
 struct decisions *decisions_create(void)
@@ -26,14 +36,31 @@ void decisions_destroy(struct decisions *d)
     free(d);
 }
 
+/* The rows that are used alone: most fleets are smaller than a table, and the ring is in no cache. */
+static size_t size_of(uint32_t rows)
+{
+    return offsetof(struct decision_table, rows) + rows * sizeof(struct decision_row);
+}
+
+static const struct decision_table *keep(const struct decision_table *t, struct decision_table *place)
+{
+    if (t) memcpy(place, t, size_of(t->n));
+    return t ? place : NULL;
+}
+
 void decisions_add(struct decisions *all, const struct decision *d, const struct decision_legs *legs)
 {
     kvr_lock(&all->lock);
     size_t at = all->n++ % DECISIONS;
-    all->ring[at] = *d;
+    struct kept *k = &all->ring[at];
+    k->d = *d;
+    k->d.table = keep(d->table, &k->table);
     if (legs && !all->legs) all->legs = calloc(DECISIONS, sizeof *all->legs); /* without memory they are left out */
-    if (all->legs) all->legs[at].present = false;
-    if (all->legs && legs) all->legs[at] = *legs;
+    if (all->legs) all->legs[at].l.present = false;
+    if (all->legs && legs) {
+        all->legs[at].l = *legs;
+        all->legs[at].l.table = keep(legs->table, &all->legs[at].table);
+    }
     kvr_unlock(&all->lock);
 }
 
@@ -65,8 +92,8 @@ static void put_row(struct kvr_buf *b, const struct decision_row *r, bool has_de
 
 static void put_table(struct kvr_buf *b, const struct decision_table *t)
 {
-    kvr_json_printf(b, "'candidates_total':%u,'candidates':[", t->total);
-    for (uint32_t i = 0; i < t->n; i++) put_row(b, &t->rows[i], t->has_delay);
+    kvr_json_printf(b, "'candidates_total':%u,'candidates':[", t ? t->total : 0);
+    for (uint32_t i = 0; t && i < t->n; i++) put_row(b, &t->rows[i], t->has_delay);
     kvr_json_close(b, ']');
 }
 
@@ -91,7 +118,7 @@ static void put_prefill(struct kvr_buf *b, const struct decision_legs *l, bool t
     put_ms(b, "ms", l->ms);
     put_u64_or_null(b, "status", l->status != 0, l->status);
     kvr_json_put_u64(b, "tries", l->tries);
-    if (table) put_table(b, &l->table);
+    if (table) put_table(b, l->table);
     kvr_json_close(b, '}');
 }
 
@@ -126,23 +153,23 @@ static void put_decision(struct kvr_buf *b, const struct decision *d, const stru
     put_tiers(b, d);
     kvr_json_printf(b, "'best_overlap_blocks':%g,'regret_blocks':%g,'pending_blocks':%u,'cost':%g", d->best_blocks,
                     d->best_blocks - d->effective_blocks, d->pending_blocks, d->cost);
-    if (d->table.has_delay) put_delay(b, &d->table.chosen);
+    if (d->table && d->table->has_delay) put_delay(b, &d->table->chosen);
     kvr_json_put_u64(b, "predicted_cached_tokens", d->cached_tokens);
     put_u64_or_null(b, "actual_cached_tokens", d->has_actual, d->actual_cached);
     kvr_json_printf(b, "'queued_ms':%g,'ttft_ms':%g,'other_ttft_ms':%g", d->waited_ms, d->ttft_ms, d->other_ms >= 0 ? d->other_ms : NAN);
     if (d->slo_ms > 0) kvr_json_printf(b, "'slo_ttft_ms':%g", d->slo_ms);
     if (legs) put_legs(b, legs, table);
-    if (table) put_table(b, &d->table);
+    if (table) put_table(b, d->table);
     kvr_json_close(b, '}');
 }
 
-static const struct decision_legs *legs_of(const struct decisions *all, const struct decision *d)
+static const struct decision_legs *legs_of(const struct decisions *all, const struct kept *k)
 {
-    const struct decision_legs *l = all->legs ? &all->legs[d - all->ring] : NULL;
+    const struct decision_legs *l = all->legs ? &all->legs[k - all->ring].l : NULL;
     return l && l->present ? l : NULL;
 }
 
-static const struct decision *decision_at(const struct decisions *all, uint64_t back)
+static const struct kept *decision_at(const struct decisions *all, uint64_t back)
 {
     return &all->ring[(all->n - back) % DECISIONS];
 }
@@ -153,19 +180,19 @@ void decisions_write(struct decisions *all, struct kvr_buf *b, size_t most)
     size_t n = KVR_MIN(KVR_MIN(all->n, (uint64_t)DECISIONS), (uint64_t)most);
     kvr_json_open(b, '[');
     for (size_t i = 1; i <= n; i++) {
-        const struct decision *d = decision_at(all, i);
-        put_decision(b, d, legs_of(all, d), false);
+        const struct kept *k = decision_at(all, i);
+        put_decision(b, &k->d, legs_of(all, k), false);
     }
     kvr_json_close(b, ']');
     kvr_unlock(&all->lock);
 }
 
-static const struct decision *find_locked(const struct decisions *all, const char *id, size_t len)
+static const struct kept *find_locked(const struct decisions *all, const char *id, size_t len)
 {
     size_t n = KVR_MIN(all->n, (uint64_t)DECISIONS);
     for (size_t i = 1; i <= n; i++) {
-        const struct decision *d = decision_at(all, i);
-        if (strlen(d->id) == len && memcmp(d->id, id, len) == 0) return d;
+        const struct kept *k = decision_at(all, i);
+        if (strlen(k->d.id) == len && memcmp(k->d.id, id, len) == 0) return k;
     }
     return NULL;
 }
@@ -173,10 +200,10 @@ static const struct decision *find_locked(const struct decisions *all, const cha
 bool decisions_write_one(struct decisions *all, struct kvr_buf *b, const char *id, size_t len)
 {
     kvr_lock(&all->lock);
-    const struct decision *d = find_locked(all, id, len);
-    if (d) put_decision(b, d, legs_of(all, d), true);
+    const struct kept *k = find_locked(all, id, len);
+    if (k) put_decision(b, &k->d, legs_of(all, k), true);
     kvr_unlock(&all->lock);
-    return d != NULL;
+    return k != NULL;
 }
 
 /* ---- tables ------------------------------------------------------------------------------------------ */
@@ -197,11 +224,14 @@ static void take_delays(struct decision_table *t, const struct kvr_router_ctx *c
     t->chosen = terms_of(&d[t->n]);
 }
 
-void decision_table_take(struct decision_table *t, const struct kvr_router_ctx *ctx, const struct kvr_router_result *result)
+struct decision_table *decision_table_take(const struct kvr_router_ctx *ctx, const struct kvr_router_result *result)
 {
     size_t at[TABLE_ROWS + 1];
+    uint32_t n = (uint32_t)kvr_router_cheapest(ctx, at, TABLE_ROWS);
+    struct decision_table *t = malloc(size_of(n));
+    if (!t) return NULL;
     t->total = (uint32_t)result->candidates;
-    t->n = (uint32_t)kvr_router_cheapest(ctx, at, TABLE_ROWS);
+    t->n = n;
     for (uint32_t i = 0; i < t->n; i++) {
         struct kvr_candidate k;
         struct kvr_cost cost;
@@ -222,12 +252,13 @@ void decision_table_take(struct decision_table *t, const struct kvr_router_ctx *
                                            .cost = cost.cost};
     }
     take_delays(t, ctx, at, result->place);
+    return t;
 }
 
 void decision_table_header(const struct decision_table *t, struct kvr_buf *h)
 {
-    kvr_buf_printf(h, "x-kvroute-explain: candidates=%u", t->total);
-    for (uint32_t i = 0; i < t->n; i++) {
+    kvr_buf_printf(h, "x-kvroute-explain: candidates=%u", t ? t->total : 0);
+    for (uint32_t i = 0; t && i < t->n; i++) {
         const struct decision_row *r = &t->rows[i];
         kvr_buf_printf(h, "; %llu/%u cost=%.6g overlap=%.6g pending=%.6g prefill=%llu decode=%llu active=%u",
                        (unsigned long long)r->worker.worker_id, r->worker.dp_rank, r->cost, (double)r->device, (double)r->pending,

@@ -26,7 +26,8 @@ struct decision_row {
     double cost;
 };
 
-/* The cheapest candidates of a decision, cheapest first; `total` says how many there were. */
+/* The cheapest candidates of a decision, cheapest first; `total` says how many there were. Memory may end with the last row that is used.
+ */
 struct decision_table {
     uint32_t n, total;
     bool has_delay; /* the cost has these terms */
@@ -44,9 +45,9 @@ struct decision {
     uint32_t held_blocks, tier_blocks[KVR_TIER_COUNT]; /* as in struct kvr_router_result */
     bool has_actual;
     double best_blocks, effective_blocks, cost, waited_ms, ttft_ms;
-    double slo_ms;   /* what the client would have: x-slo-ttft-ms; 0: it has not said */
-    double other_ms; /* what the best other candidate would have taken to the first token; negative: not compared */
-    struct decision_table table;
+    double slo_ms;                      /* what the client would have: x-slo-ttft-ms; 0: it has not said */
+    double other_ms;                    /* what the best other candidate would have taken to the first token; negative: not compared */
+    const struct decision_table *table; /* NULL: none. What is kept has a copy */
 };
 
 /* Of a request of a fleet with prefill or decode workers. Texts are static; times are negative where there was none. */
@@ -60,7 +61,7 @@ struct decision_legs {
     uint64_t cached_tokens, actual_cached;
     uint32_t overlap_blocks, status, tries;
     double cost, waited_ms, ms;
-    struct decision_table table;
+    const struct decision_table *table; /* as above */
     /* To the decode worker, and there: to its first byte */
     double handoff_ms, kv_wait_ms;
 };
@@ -72,8 +73,8 @@ void decisions_add(struct decisions *all, const struct decision *d, const struct
 void decisions_write(struct decisions *all, struct kvr_buf *out, size_t most);
 /* The decision of one request id, with its table. false: not kept (any more). */
 bool decisions_write_one(struct decisions *all, struct kvr_buf *out, const char *id, size_t len);
-/* From the context that has decided. */
-void decision_table_take(struct decision_table *t, const struct kvr_router_ctx *ctx, const struct kvr_router_result *result);
+/* From the context that has decided. Owns: the caller (free). NULL: out of memory. */
+struct decision_table *decision_table_take(const struct kvr_router_ctx *ctx, const struct kvr_router_result *result);
 void decision_table_header(const struct decision_table *t, struct kvr_buf *out);
 
 #endif

@@ -95,7 +95,7 @@ double quality_first_token(struct data_plane *data, struct partition *partition,
     struct kvr_ttft_question others[TABLE_ROWS + 1]; /* and itself, alone */
     size_t n = 0;
     double best = -1;
-    for (uint32_t i = 0; i < t->n && r->scored; i++) {
+    for (uint32_t i = 0; t && i < t->n && r->scored; i++) {
         const struct decision_row *k = &t->rows[i];
         if (kvr_worker_cmp(k->worker, r->worker))
             others[n++] = (struct kvr_ttft_question){k->worker.worker_id, (double)k->own_tokens, (double)k->prefill_tokens,

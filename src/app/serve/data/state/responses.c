@@ -61,16 +61,14 @@ void responses_id_of(struct kvr_json v, char id[RESPONSE_ID_MAX])
     id[len] = 0;
 }
 
-void responses_id_of_path(struct kvr_text path, char id[RESPONSE_ID_MAX])
+struct kvr_text responses_id_in(struct kvr_text path)
 {
     static const char begin[] = "/v1/responses/";
-    if (path.len <= sizeof begin - 1 || memcmp(path.ptr, begin, sizeof begin - 1) != 0) return;
+    if (path.len <= sizeof begin - 1 || memcmp(path.ptr, begin, sizeof begin - 1) != 0) return (struct kvr_text){0};
     const char *s = path.ptr + sizeof begin - 1, *end = path.ptr + path.len;
     const char *slash = memchr(s, '/', (size_t)(end - s));
     size_t len = (size_t)((slash ? slash : end) - s);
-    if (len == 0 || len >= RESPONSE_ID_MAX) return;
-    memcpy(id, s, len);
-    id[len] = 0;
+    return (struct kvr_text){s, len < RESPONSE_ID_MAX ? len : 0};
 }
 
 void bindings_heard(struct data_plane *data, const char *id, size_t len, struct kvr_worker w)

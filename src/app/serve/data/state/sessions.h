@@ -40,8 +40,9 @@ void bindings_heard(struct data_plane *data, const char *id, size_t len, struct 
 bool responses_get(struct data_plane *data, const char *response, struct kvr_worker *out);
 void responses_bind(struct data_plane *data, const char *response, struct kvr_worker w);
 void responses_forget(struct data_plane *data, const char *response); /* its worker has deleted it */
-/* Both leave `id` as it is when there is none. */
+/* Leaves `id` as it is when there is none. */
 void responses_id_of(struct kvr_json v, char id[RESPONSE_ID_MAX]);
-void responses_id_of_path(struct kvr_text path, char id[RESPONSE_ID_MAX]);
+/* Empty: there is none. */
+struct kvr_text responses_id_in(struct kvr_text path);
 
 #endif

@@ -18,8 +18,8 @@ enum { HANDOFF_MAX = 16 << 20 /* bytes of a prefill worker's answer */ };
 static uint64_t deadline(const struct request *r)
 {
     const struct serve_options *o = data_of(r)->o;
-    return request_after(o->prefill_timeout > 0 ? o->prefill_timeout
-                                                : model_option(&r->options, MODEL_FIRST_TOKEN_TIMEOUT, o->first_token_timeout));
+    return request_after(r, o->prefill_timeout > 0 ? o->prefill_timeout
+                                                   : model_option(&r->options, MODEL_FIRST_TOKEN_TIMEOUT, o->first_token_timeout));
 }
 
 /* The next moment that the timer is needed: a comment for the client, or the end of a leg's time. */
@@ -29,7 +29,7 @@ void prefill_wait(struct request *r)
     uint64_t until = r->legs->prefill_deadline_ms, other = r->legs->decode_deadline_ms;
     if (other) until = until ? KVR_MIN(until, other) : other;
     if (r->stream && o->queue_keepalive > 0) {
-        uint64_t comment = request_after(o->queue_keepalive);
+        uint64_t comment = request_after(r, o->queue_keepalive);
         until = until ? KVR_MIN(until, comment) : comment;
     }
     request_wait_until(r, until);

@@ -80,7 +80,7 @@ static enum outcome send_both(struct request *r)
     o = prefill_begin(r, l->hear);
     if (o == OUTCOME_WAITS) o = send_decode(r);
     if (o != OUTCOME_WAITS) return o;
-    l->decode_deadline_ms = request_after(model_option(&r->options, MODEL_FIRST_TOKEN_TIMEOUT, data_of(r)->o->first_token_timeout));
+    l->decode_deadline_ms = request_after(r, model_option(&r->options, MODEL_FIRST_TOKEN_TIMEOUT, data_of(r)->o->first_token_timeout));
     prefill_wait(r);
     return OUTCOME_WAITS;
 }

@@ -120,13 +120,19 @@ static void name_of(struct workers *ws, uint64_t id, char name[MODEL_MAX])
     kvr_unlock(&ws->lock);
 }
 
-/* A model has its name when the worker is known to serve it, by its entry or its engine's list: not by what clients say. `name`: room. */
+const char *labels_name(const struct roster_row *row, uint64_t worker_id, const char *model)
+{
+    return !model[0] || roster_knows(row, worker_id) ? model : "other";
+}
+
+/* `name`: room. */
 static const char *label_of(struct workers *ws, const uint64_t *id, const char *model, char name[MODEL_MAX])
 {
-    if (id && !model[0]) name_of(ws, *id, name);
+    if (id && model[0]) return model;
+    if (id) name_of(ws, *id, name);
     if (!model[0]) return id ? name : "other";
     const struct roster_row *row = roster_hold(ws, model);
-    bool known = row && (id ? roster_knows(row, *id) : row->knowers_n > 0);
+    bool known = row && row->knowers_n > 0;
     roster_let_go(row);
     return known ? model : "other";
 }

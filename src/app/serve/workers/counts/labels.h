@@ -12,13 +12,17 @@ struct workers;
 struct worker;
 struct labels;
 struct kvr_prom_page;
+struct roster_row;
 
 struct labels *labels_create(void); /* NULL: out of memory */
 void labels_destroy(struct labels *l);
 /* A worker is in the table from then on. false: no memory. */
 bool labels_register(struct labels *l, uint64_t worker_id);
 void labels_forget(struct labels *l, uint64_t worker_id);
-/* w NULL: no worker had it. model "": the request names none. */
+/* A model has its name when the worker is known to serve it, by its entry or its engine's list: not by what clients say. Of the row that
+ * the worker was chosen from; model "": the request names none. */
+const char *labels_name(const struct roster_row *row, uint64_t worker_id, const char *model);
+/* w NULL: no worker had it. model: as labels_name has it; of no worker what the request names. */
 void labels_request(struct workers *ws, const struct worker *w, const char *model, int status);
 /* Tokens that are added to the series of a model and a worker. */
 struct label_tokens {

@@ -25,9 +25,9 @@ static void open_breaker_locked(struct workers *ws, struct worker *w, uint64_t u
 void workers_sync_due(struct workers *ws)
 {
     enum { TOLD_MAX = 16 };
-    uint64_t due = atomic_load(&ws->breaker_due_ms), now = now_ms(), closed[TOLD_MAX];
+    uint64_t due = atomic_load(&ws->breaker_due_ms), now, closed[TOLD_MAX];
     size_t closed_n = 0;
-    if (!due || now < due) return;
+    if (!due || (now = now_ms()) < due) return;
     due = 0;
     kvr_lock(&ws->lock);
     for (struct worker *w = ws->workers; w; w = w->next) {
