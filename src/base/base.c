@@ -2,6 +2,7 @@
 /* Assertions, byte-accounting memory and the seeded generator of base/base.h. */
 #include "base/base.h"
 
+#include <stdarg.h>
 #include <malloc.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -30,9 +31,8 @@ static void *map_large(size_t size)
     return p + before;
 }
 
-static void *libc_resize(void *ctx, void *ptr, size_t old_size, size_t new_size)
+static void *libc_resize(void *, void *ptr, size_t old_size, size_t new_size)
 {
-    (void)ctx;
     bool was = old_size >= MAPPED_FROM, will = new_size >= MAPPED_FROM;
     if (!was && !will) {
         if (new_size) return realloc(ptr, new_size);
@@ -53,10 +53,9 @@ const struct kvr_alloc *kvr_alloc_libc(void)
     return &libc_alloc;
 }
 
-static uint64_t monotonic_now(void *ctx)
+static uint64_t monotonic_now(void *)
 {
     struct timespec ts;
-    (void)ctx;
     clock_gettime(CLOCK_MONOTONIC, &ts);
     return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
 }
@@ -65,6 +64,15 @@ const struct kvr_clock *kvr_clock_monotonic(void)
 {
     static const struct kvr_clock clock = {monotonic_now, NULL};
     return &clock;
+}
+
+int kvr_refuse(char *err, size_t cap, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    vsnprintf(err, cap, format, args);
+    va_end(args);
+    return -1;
 }
 
 /* Without the system's generator: what an outsider can hardly guess. */

@@ -86,21 +86,20 @@ static bool worker_is_up(void)
     return ask(admin, "GET", "/workers", "", text, sizeof text) == 200 && strstr(text, "\"status\":\"up\"");
 }
 
-static void a_router_answers_and_lives_on(void **state)
+static void a_router_answers_and_lives_on(void **)
 {
     static struct program mock, serve;
     char worker[64];
     const char *tokenizer = getenv("KVR_TOKENIZER") ? getenv("KVR_TOKENIZER") : "bytes";
-    (void)state;
     free_port(port);
     free_port(admin);
     free_port(mock_port);
     snprintf(worker, sizeof worker, "http://127.0.0.1:%s,id=1", mock_port);
     mock.exempt = true;
-    program_start(&mock, command_mock.run,
+    program_start(&mock, &command_mock,
                   (const char *const[]){"mock", "--port", mock_port, "--speedup-ratio", "1000", "--num-gpu-blocks", "65536", NULL});
     WAIT_FOR(is_up(mock_port), 30);
-    program_start(&serve, command_serve.run,
+    program_start(&serve, &command_serve,
                   (const char *const[]){"serve", "--host", "127.0.0.1", "--port", port, "--admin-port", admin, "--worker", worker,
                                         "--no-router-kv-events", "--health-interval", "3600", "--tokenizer", tokenizer,
                                         "--cors-allow-origin", "*", NULL});
@@ -176,17 +175,16 @@ static void fail_each_of_a_batch(void *pub)
     }
 }
 
-static void an_indexer_answers_and_lives_on(void **state)
+static void an_indexer_answers_and_lives_on(void **)
 {
     static struct program indexer;
     char engine[16], body[256], endpoint[64];
     void *zmq = zmq_ctx_new(), *pub = zmq_socket(zmq, ZMQ_PUB);
-    (void)state;
     free_port(indexer_port);
     free_port(engine);
     snprintf(endpoint, sizeof endpoint, "tcp://127.0.0.1:%s", engine);
     assert_int_equal(zmq_bind(pub, endpoint), 0);
-    program_start(&indexer, command_indexer.run, (const char *const[]){"indexer", "--port", indexer_port, "--threads", "1", NULL});
+    program_start(&indexer, &command_indexer, (const char *const[]){"indexer", "--port", indexer_port, "--threads", "1", NULL});
     WAIT_FOR(is_up(indexer_port), 30);
     WAIT_FOR(ask(indexer_port, "GET", "/ready", "", text, sizeof text) == 200, 30);
     snprintf(body, sizeof body, "{\"instance_id\":1,\"endpoint\":\"tcp://127.0.0.1:%s\",\"model_name\":\"m\",\"block_size\":4}", engine);

@@ -73,9 +73,7 @@ static struct partition *make_locked(struct indexer *x, const char *model, const
 
 static void drop_locked(struct indexer *x, struct partition *p)
 {
-    struct partition **at = &x->partitions;
-    while (*at != p) at = &(*at)->next;
-    *at = p->next;
+    KVR_UNLINK(x->partitions, p);
     x->partitions_n--;
     atomic_store(&p->gone, true);
     if (x->partitions_n) share_cap_locked(x);
@@ -108,11 +106,10 @@ struct partition **catalogue_list(struct indexer *x, size_t *n)
 
 /* ---- events ------------------------------------------------------------------------------------------------ */
 
-static int on_event(void *ctx, void *user, const struct kvr_event *ev, const struct kvr_ingest_origin *origin)
+static int on_event(void *ctx, void *user, const struct kvr_event *ev, const struct kvr_ingest_origin *)
 {
     struct indexer *x = ctx;
     struct partition *p = user;
-    (void)origin;
     kvr_recorder_event(x->recorder, ev);
     int rc = kvr_index_apply(p->index, ev);
     if (ev->tier != KVR_TIER_DEVICE && ev->kind == KVR_EVENT_STORED) atomic_store_explicit(&p->tiers, true, memory_order_relaxed);
@@ -120,17 +117,15 @@ static int on_event(void *ctx, void *user, const struct kvr_event *ev, const str
     return rc;
 }
 
-static bool holds(void *ctx, void *user, struct kvr_worker w, enum kvr_tier tier, uint64_t name)
+static bool holds(void *, void *user, struct kvr_worker w, enum kvr_tier tier, uint64_t name)
 {
     const struct partition *p = user;
-    (void)ctx;
     return kvr_index_holds(p->index, w, tier, name);
 }
 
-static void on_window(void *ctx, void *user, const struct kvr_window_event *ev)
+static void on_window(void *, void *user, const struct kvr_window_event *ev)
 {
     const struct partition *p = user;
-    (void)ctx;
     (void)kvr_index_window(p->index, ev);
 }
 
@@ -142,27 +137,22 @@ static void on_reset(void *ctx, void *user, struct kvr_worker w)
     kvr_index_drop_rank(p->index, w);
 }
 
-static void on_view(void *ctx, void *user, struct kvr_worker w, enum kvr_view_knowledge knowledge, const char *reason)
+static void on_view(void *, void *, struct kvr_worker w, enum kvr_view_knowledge knowledge, const char *reason)
 {
     unsigned long long id = w.worker_id;
-    (void)ctx;
-    (void)user;
     if (knowledge == KVR_VIEW_WHOLE) kvr_log("kvroute: view of instance %llu rank %u is whole", id, w.dp_rank);
     else
         kvr_log_warning_of(kvr_log_key(id, w.dp_rank, reason), "kvroute: view of instance %llu rank %u is %s%s%s", id, w.dp_rank,
                            kvr_view_knowledge_name(knowledge), reason[0] ? ": " : "", reason);
 }
 
-static void on_wiring(void *ctx, void *user, struct kvr_worker w, enum kvr_wiring wiring, const char *endpoint, const char *why)
+static void on_wiring(void *, void *, struct kvr_worker w, enum kvr_wiring wiring, const char *endpoint, const char *why)
 {
-    (void)ctx;
-    (void)user;
     kvr_ingest_tell_wiring("kvroute indexer: instance", w, wiring, endpoint, why);
 }
 
-static void on_end(void *ctx, void *user)
+static void on_end(void *, void *user)
 {
-    (void)ctx;
     partition_unref(user);
 }
 
@@ -199,17 +189,15 @@ static int start_plane(struct indexer *x)
     return o->plane == KVR_PLANE_NATS ? kvr_plane_feed_nats(x->nats, x->scope, x->ingest, &x->feed) : 0;
 }
 
-static struct kvr_index *hold(void *ctx, void *user)
+static struct kvr_index *hold(void *, void *user)
 {
     struct partition *p = user;
-    (void)ctx;
     partition_ref(p);
     return p->index;
 }
 
-static void release(void *ctx, void *user)
+static void release(void *, void *user)
 {
-    (void)ctx;
     partition_unref(user);
 }
 
@@ -382,9 +370,7 @@ static struct instance *instance_make_locked(struct indexer *x, const struct reg
 
 static void instance_drop_locked(struct indexer *x, struct instance *i)
 {
-    struct instance **at = &x->instances;
-    while (*at != i) at = &(*at)->next;
-    *at = i->next;
+    KVR_UNLINK(x->instances, i);
     x->instances_n--;
     if (--i->part->instances == 0) drop_locked(x, i->part);
     free(i->listeners);
@@ -582,19 +568,12 @@ int catalogue_pause(struct indexer *x, uint64_t id, uint32_t rank, bool pause, c
     const struct instance *i = instance_locked(x, id);
     struct listener *l = i ? listener_locked(i, rank) : NULL;
     const char *state = l ? l->paused ? "paused" : listener_state(catalogue_status_of(st, n, i, l)) : "";
-    if (!i) {
-        snprintf(err, cap, "instance %llu not found", (unsigned long long)id);
-        rc = 404;
-    } else if (!l) {
-        snprintf(err, cap, "instance %llu dp_rank %u not found", (unsigned long long)id, rank);
-        rc = 404;
-    } else if (pause ? strcmp(state, "pending") && strcmp(state, "active") : strcmp(state, "paused") && strcmp(state, "failed")) {
-        snprintf(err, cap, "instance %llu dp_rank %u cannot be %s from status %s", (unsigned long long)id, rank,
-                 pause ? "paused" : "resumed", state);
-        rc = 409;
-    } else {
-        l->paused = pause;
-    }
+    unsigned long long of = id;
+    if (!i) rc = refuse(err, cap, 404, "instance %llu not found", of);
+    else if (!l) rc = refuse(err, cap, 404, "instance %llu dp_rank %u not found", of, rank);
+    else if (pause ? strcmp(state, "pending") && strcmp(state, "active") : strcmp(state, "paused") && strcmp(state, "failed"))
+        rc = refuse(err, cap, 409, "instance %llu dp_rank %u cannot be %s from status %s", of, rank, pause ? "paused" : "resumed", state);
+    else l->paused = pause;
     kvr_unlock(&x->lock);
     free(st);
     if (rc == 0) kvr_ingest_pause(x->ingest, (struct kvr_worker){id, rank}, pause);

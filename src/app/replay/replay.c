@@ -138,11 +138,9 @@ static bool copy_header(const struct kvr_headers *h, const char *name, char *out
     return v.ptr != NULL;
 }
 
-static void on_head(struct kvr_http_call *c, void *ctx, int status, const struct kvr_headers *h, int64_t length)
+static void on_head(struct kvr_http_call *, void *ctx, int status, const struct kvr_headers *h, int64_t)
 {
     struct flight *f = ctx;
-    (void)c;
-    (void)length;
     struct kvr_text type = kvr_headers_get(h, "content-type");
     char id[24];
     f->status = status;
@@ -153,10 +151,9 @@ static void on_head(struct kvr_http_call *c, void *ctx, int status, const struct
     (void)copy_header(h, "x-kvroute-disagg", f->treatment, sizeof f->treatment);
 }
 
-static void on_body(struct kvr_http_call *c, void *ctx, const char *data, size_t len)
+static void on_body(struct kvr_http_call *, void *ctx, const char *data, size_t len)
 {
     struct flight *f = ctx;
-    (void)c;
     uint64_t before = f->sse.events;
     if (f->is_sse) kvr_sse_feed(&f->sse, f->run->json, data, len);
     if (f->answer.len + len < (8u << 20)) kvr_buf_add(&f->answer, data, len);
@@ -165,19 +162,16 @@ static void on_body(struct kvr_http_call *c, void *ctx, const char *data, size_t
     if (!f->first_ns) f->first_ns = f->last_ns;
 }
 
-static void on_done(struct kvr_http_call *c, void *ctx)
+static void on_done(struct kvr_http_call *, void *ctx)
 {
     struct flight *f = ctx;
-    (void)c;
     f->call = NULL;
     end_flight(f, NULL);
 }
 
-static void on_failed(struct kvr_http_call *c, void *ctx, enum kvr_http_failure why, const char *text)
+static void on_failed(struct kvr_http_call *, void *ctx, enum kvr_http_failure, const char *text)
 {
     struct flight *f = ctx;
-    (void)c;
-    (void)why;
     f->call = NULL;
     end_flight(f, text);
 }
@@ -195,19 +189,18 @@ static const struct kvr_http_call_handler handler = {on_head, on_body, on_done, 
 static void launch(struct run *r, const struct traffic_request *rq)
 {
     const struct kvr_endpoint *to = &r->endpoints[r->turn++ % r->endpoints_n];
-    char head[1024];
     struct flight *f = calloc(1, sizeof *f);
-    struct kvr_buf body = {0};
+    struct kvr_buf head = {0}, body = {0};
     KVR_ASSERT(f != NULL);
     f->run = r;
     f->rq = *rq;
     workload_body(r->o, rq, &body);
-    KVR_ASSERT(!body.failed);
-    int n = snprintf(head, sizeof head, "POST %s%s HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n\r\n",
-                     to->base, workload_path(rq), to->authority, body.len);
+    kvr_request_put(&head, to, workload_path(rq), (int64_t)body.len);
+    kvr_buf_str(&head, "\r\n");
+    KVR_ASSERT(!body.failed && !head.failed);
     struct kvr_http_call_config cc = {.endpoint = to,
-                                      .head = head,
-                                      .head_len = (size_t)n,
+                                      .head = head.data,
+                                      .head_len = head.len,
                                       .body = kvr_body_take(&body),
                                       .connect_timeout_s = 5,
                                       .handler = &handler,
@@ -220,6 +213,7 @@ static void launch(struct run *r, const struct traffic_request *rq)
     f->call = kvr_http_call_start(r->client, &cc);
     KVR_ASSERT(f->call != NULL);
     kvr_body_unref(cc.body);
+    kvr_buf_free(&head);
     uv_timer_start(&f->timer, on_timeout, (uint64_t)(r->o->timeout * 1000), 0);
 }
 
@@ -278,10 +272,9 @@ static void on_progress(uv_timer_t *t)
     fflush(stderr);
 }
 
-static void on_signal(uv_signal_t *s, int signum)
+static void on_signal(uv_signal_t *s, int)
 {
     struct run *r = s->data;
-    (void)signum;
     r->stopped = true;
     pump(r);
 }
@@ -358,18 +351,12 @@ static int request(const char *url, const char *path, const char *body, const ch
     return status;
 }
 
-static int reset_worker(void *ctx, const char *key, size_t key_len, struct kvr_json w)
+static void reset_worker(struct kvr_json w)
 {
     char url[512];
-    (void)ctx;
-    (void)key;
-    (void)key_len;
-    if (!kvr_json_copy_name(kvr_json_get(w, "endpoint"), url, sizeof url)) return 0;
-    for (int i = 0; i < 50; i++) {
-        if (request(url, "/reset_prefix_cache", "", NULL, NULL) != 503) return 0;
+    bool has = kvr_json_copy_name(kvr_json_get(w, "endpoint"), url, sizeof url);
+    for (int i = 0; has && i < 50 && request(url, "/reset_prefix_cache", "", NULL, NULL) == 503; i++)
         usleep(100000); /* requests that the last run broke off are still running */
-    }
-    return 0;
 }
 
 /* Same start for each mode: router mode set, the engines' caches empty. */
@@ -391,7 +378,7 @@ static int prepare_mode(const struct replay_options *o, const char *key, const c
     }
     if (request(o->admin_url, "/workers", NULL, key, &workers) == 200 && p &&
         kvr_json_parse(p, workers.data, workers.len, &root, NULL) == 0)
-        kvr_json_each(root, reset_worker, NULL);
+        for (struct kvr_json_iter i = kvr_json_iter(root); kvr_json_next(&i);) reset_worker(i.value);
     kvr_buf_free(&workers);
     kvr_json_parser_free(p);
     return 0;

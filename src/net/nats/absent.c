@@ -4,12 +4,9 @@
 #include "net/nats/registry.h"
 #include "wire/prom_page.h"
 
-int kvr_nats_connect(const struct kvr_nats_config *c, struct kvr_nats **out, char *err, size_t cap)
+int kvr_nats_connect(const struct kvr_nats_config *, struct kvr_nats **, char *err, size_t cap)
 {
-    (void)c;
-    (void)out;
-    snprintf(err, cap, "--nats-url: this kvroute was built without NATS (KVR_NATS=OFF)");
-    return -1;
+    return kvr_refuse(err, cap, "--nats-url: this kvroute was built without NATS (KVR_NATS=OFF)");
 }
 
 void kvr_nats_close(struct kvr_nats *n)
@@ -17,23 +14,19 @@ void kvr_nats_close(struct kvr_nats *n)
     KVR_ASSERT(!n);
 }
 
-void kvr_nats_stats(struct kvr_nats *n, struct kvr_nats_stats *out)
+void kvr_nats_stats(struct kvr_nats *, struct kvr_nats_stats *out)
 {
-    (void)n;
     *out = (struct kvr_nats_stats){0};
 }
 
 int kvr_outlet_nats(struct kvr_nats *link, const char *scope, struct kvr_worker w, struct kvr_outlet **out, char *err, size_t cap)
 {
     (void)link, (void)scope, (void)w, (void)out;
-    snprintf(err, cap, "built without NATS");
-    return -1;
+    return kvr_refuse(err, cap, "built without NATS");
 }
 
-int kvr_outlet_jetstream(struct kvr_nats *link, const char *scope, int replicas, struct kvr_worker w, struct kvr_outlet **out, char *err,
-                         size_t cap)
+int kvr_outlet_jetstream(struct kvr_nats *link, const char *scope, int, struct kvr_worker w, struct kvr_outlet **out, char *err, size_t cap)
 {
-    (void)replicas;
     return kvr_outlet_nats(link, scope, w, out, err, cap);
 }
 
@@ -64,15 +57,13 @@ void kvr_plane_feed_close(struct kvr_plane_feed *f)
     KVR_ASSERT(!f);
 }
 
-uint64_t kvr_plane_feed_dropped(const struct kvr_plane_feed *f)
+uint64_t kvr_plane_feed_dropped(const struct kvr_plane_feed *)
 {
-    (void)f;
     return 0;
 }
 
-bool kvr_nats_is_up(const struct kvr_nats *n)
+bool kvr_nats_is_up(const struct kvr_nats *)
 {
-    (void)n;
     return false;
 }
 
@@ -128,9 +119,8 @@ bool kvr_registry_holds(struct kvr_registry *r, const char *key, char *owner, si
     return false;
 }
 
-bool kvr_registry_settled(struct kvr_registry *r)
+bool kvr_registry_settled(struct kvr_registry *)
 {
-    (void)r;
     return false;
 }
 

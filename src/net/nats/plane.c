@@ -39,10 +39,9 @@ static int send_payload(struct nats_outlet *o, const char *topic, const char *su
     return rc;
 }
 
-static int publish(struct kvr_outlet *base, const struct kvr_event *ev, const struct kvr_engine_words *words)
+static int publish(struct kvr_outlet *base, const struct kvr_event *ev, const struct kvr_engine_words *)
 {
     struct nats_outlet *o = (struct nats_outlet *)base;
-    (void)words;
     kvr_lock(&o->lock);
     kvr_plane_event_write(&o->payload, ev);
     int rc = send_payload(o, KVR_PLANE_EVENTS, o->events);
@@ -84,10 +83,7 @@ void kvr_nats_outlet_envelope(struct kvr_outlet *base, const struct kvr_event *e
 int kvr_outlet_nats(struct kvr_nats *link, const char *scope, struct kvr_worker w, struct kvr_outlet **out, char *err, size_t cap)
 {
     struct nats_outlet *o = calloc(1, sizeof *o);
-    if (!o) {
-        snprintf(err, cap, "out of memory");
-        return -1;
-    }
+    if (!o) return kvr_refuse(err, cap, "out of memory");
     o->base = (struct kvr_outlet){.publish = publish, .heartbeat = heartbeat, .close = close_outlet};
     o->link = link;
     o->worker = w;

@@ -55,9 +55,7 @@ struct shards {
 static void end_call(struct call *c)
 {
     struct shards *sh = c->peers->shards;
-    struct call **at = &sh->calls;
-    while (*at != c) at = &(*at)->next;
-    *at = c->next;
+    KVR_UNLINK(sh->calls, c);
     sh->calls_n--;
     kvr_ask_cancel(c->asking);
     free(c);
@@ -65,47 +63,33 @@ static void end_call(struct call *c)
 
 /* ---- what they follow ------------------------------------------------------------------------------------------------ */
 
-struct listing {
-    struct shards *of;
-    size_t shard;
-    uint64_t id;
-    char model[MODEL_MAX];
-};
-
-static int take_rank(void *ctx, const char *key, size_t len, struct kvr_json v)
+static bool take_instance(struct shards *sh, size_t shard, struct kvr_json v)
 {
-    const struct listing *l = ctx;
-    uint64_t rank;
-    (void)v;
-    if (!key || !kvr_parse_u64(key, len, UINT32_MAX, &rank)) return -KVR_EFORMAT;
-    struct shards *sh = l->of;
-    sh->ranks[l->shard]++;
-    if (sh->places_n == WORKERS_MAX) return 0;
-    struct place *p = &sh->places[sh->places_n++];
-    *p = (struct place){{l->id, (uint32_t)rank}, l->shard, false, ""};
-    memcpy(p->model, l->model, sizeof p->model);
-    return 0;
-}
-
-static int take_instance(void *ctx, const char *key, size_t len, struct kvr_json v)
-{
-    struct listing *l = ctx;
     struct kvr_json ranks = kvr_json_get(v, "listeners");
-    (void)key;
-    (void)len;
+    struct place p = {.shard = shard};
     const char *bad = NULL;
-    l->model[0] = 0;
-    if (!kvr_json_as_u64(kvr_json_get(v, "instance_id"), &l->id) || !member_text(v, "model_name", l->model, sizeof l->model, &bad))
-        return -KVR_EFORMAT;
-    return kvr_json_type_of(ranks) == KVR_JSON_OBJECT ? kvr_json_each(ranks, take_rank, l) : 0;
+    uint64_t rank;
+    if (!kvr_json_as_u64(kvr_json_get(v, "instance_id"), &p.worker.worker_id) ||
+        !member_text(v, "model_name", p.model, sizeof p.model, &bad))
+        return false;
+    if (kvr_json_type_of(ranks) != KVR_JSON_OBJECT) return true;
+    for (struct kvr_json_iter i = kvr_json_iter(ranks); kvr_json_next(&i);) {
+        if (!kvr_parse_u64(i.key, i.key_len, UINT32_MAX, &rank)) return false;
+        p.worker.dp_rank = (uint32_t)rank;
+        sh->ranks[shard]++;
+        if (sh->places_n < WORKERS_MAX) sh->places[sh->places_n++] = p;
+    }
+    return true;
 }
 
 static bool take_list(const struct call *c, const struct kvr_asked *said)
 {
     struct kvr_json o;
-    struct listing l = {.of = c->peers->shards, .shard = c->shard};
     if (said->status != 200 || said->cut || kvr_json_parse(c->peers->process->json, said->data, said->len, &o, NULL)) return false;
-    return kvr_json_type_of(o) == KVR_JSON_ARRAY && kvr_json_each(o, take_instance, &l) == 0;
+    if (kvr_json_type_of(o) != KVR_JSON_ARRAY) return false;
+    for (struct kvr_json_iter i = kvr_json_iter(o); kvr_json_next(&i);)
+        if (!take_instance(c->peers->shards, c->shard, i.value)) return false;
+    return true;
 }
 
 /* ---- calls ----------------------------------------------------------------------------------------------------------- */
@@ -131,31 +115,25 @@ static void over(void *ctx, const struct kvr_asked *said)
 static bool start_call(struct peers *peers, size_t shard, const char *path, struct kvr_buf *body)
 {
     struct shards *sh = peers->shards;
-    const struct kvr_endpoint *e = &peers->remote[shard];
     struct call *c = sh->calls_n < CALLS_MAX ? calloc(1, sizeof *c) : NULL;
-    struct kvr_buf head = {0};
+    struct kvr_buf headers = {0};
     if (!c) return false;
     *c = (struct call){.peers = peers, .shard = shard, .list = !body, .next = sh->calls};
     sh->calls = c;
     sh->calls_n++;
-    kvr_buf_printf(&head, "%s %s%s HTTP/1.1\r\nHost: %s\r\n", body ? "POST" : "GET", e->base, path, e->authority);
-    if (body) kvr_buf_printf(&head, "Content-Type: application/json\r\nContent-Length: %zu\r\n", body->len);
-    if (peers->remote_keys) kvr_buf_printf(&head, "Authorization: Bearer %s\r\n", peers->remote_keys[0]);
-    kvr_buf_str(&head, "\r\n");
+    if (peers->remote_keys) kvr_buf_printf(&headers, "Authorization: Bearer %s\r\n", peers->remote_keys[0]);
     struct kvr_ask_config config = {.loop = &peers->process->main_loop,
                                     .client = sh->client,
-                                    .endpoint = e,
-                                    .post = body != NULL,
-                                    .body = body ? kvr_body_take(body) : NULL,
-                                    .head = &head,
+                                    .endpoint = &peers->remote[shard],
+                                    .path = path,
+                                    .json = body,
+                                    .headers = &headers,
                                     .max = ANSWER_MAX,
                                     .connect_timeout_s = CALL_S,
                                     .timeout_s = CALL_S,
                                     .fn = over,
                                     .ctx = c};
     c->asking = kvr_ask_start(&config);
-    kvr_body_unref(config.body);
-    if (body) kvr_buf_free(body);
     if (c->asking) return true;
     end_call(c);
     return false;

@@ -27,17 +27,14 @@ struct survey {
 static void forget(struct survey *v)
 {
     struct workers *ws = v->workers;
-    struct survey **p = &ws->surveys;
-    while (*p != v) p = &(*p)->next;
-    *p = v->next;
+    KVR_UNLINK(ws->surveys, v);
     ws->surveys_n--;
     free(v);
 }
 
-static void on_answer(void *ctx, const struct kvr_engine_facts *facts, const char *why)
+static void on_answer(void *ctx, const struct kvr_engine_facts *facts, const char *)
 {
     struct survey *v = ctx;
-    (void)why;
     if (facts) learn(v->workers, v->id, facts);
     else learn_nothing(v->workers, v->id); /* it is asked again in a while */
     forget(v);
