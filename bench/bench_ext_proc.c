@@ -87,7 +87,7 @@ static void decide(struct kvr_buf *out)
                                                      {{"x-kvroute-overlap-blocks", 24}, {"17", 2}}};
     static const char *const removed[] = {"x-prefiller-host-port", "x-gateway-destination-endpoint-subset"};
     kvr_ext_proc_put_answer(out, KVR_EXT_PROC_REQUEST_HEADERS,
-                            &(struct kvr_ext_proc_mutation){set, 4, removed, 2, true, destination, NULL});
+                            &(struct kvr_ext_proc_mutation){set, 4, removed, 2, .clear_route_cache = true, .destination = destination});
 }
 
 static void piece_of_token(struct kvr_buf *out)

@@ -462,6 +462,14 @@ static void put_destination(struct kvr_buf *b, struct kvr_ext_proc_text destinat
     shut(b, outer);
 }
 
+/* body_mutation: 1 body. */
+static void put_body(struct kvr_buf *b, struct kvr_ext_proc_text body)
+{
+    size_t mutation = open(b, 3);
+    put_item(b, 1, body.ptr, body.len);
+    shut(b, mutation);
+}
+
 /* An answer's member has the number before that of the question's. */
 static unsigned answer_to(enum kvr_ext_proc_kind kind)
 {
@@ -483,6 +491,7 @@ void kvr_ext_proc_put_answer(struct kvr_buf *out, enum kvr_ext_proc_kind kind, c
     }
     size_t common = open(out, 1);
     put_changes(out, 2, m);
+    if (m->body.ptr) put_body(out, m->body);
     put_number(out, 5, m->clear_route_cache);
     shut(out, common);
     shut(out, answer);

@@ -96,6 +96,7 @@ struct kvr_ext_proc_mutation {
     size_t set_n;
     const char *const *remove; /* names; as many at most */
     size_t remove_n;
+    struct kvr_ext_proc_text body; /* of a body's answer: all of it, in the place of what came; absent: nothing */
     bool clear_route_cache;
     struct kvr_ext_proc_text destination;   /* for Envoy's load balancer, as dynamic metadata; absent: none */
     const struct kvr_ext_proc_modes *modes; /* how bodies are sent from now on, both; NULL: as before */

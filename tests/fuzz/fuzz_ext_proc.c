@@ -2,7 +2,7 @@
 /*
  * Messages of gRPC out of a stream that is seen in one piece and in many: the same messages. Each is read as one of Envoy's: what is read
  * has the limits that are said and lies where it may be touched; what protobuf-c makes of it, and writes, is read, and is the same.
- * What stands before a piece of a body makes it a message that protobuf-c reads.
+ * What stands before a piece of a body makes it a message that protobuf-c reads, as is one with a whole body.
  */
 #include <string.h>
 
@@ -131,6 +131,19 @@ static void write_piece(const uint8_t *data, size_t size)
     free(all);
 }
 
+static void write_body(const uint8_t *data, size_t len)
+{
+    struct kvr_buf b = {0};
+    kvr_ext_proc_put_answer(&b, KVR_EXT_PROC_REQUEST_BODY, &(struct kvr_ext_proc_mutation){.body = {(const char *)data, len}});
+    Kvr__Pb__ProcessingResponse *r = b.failed ? NULL : kvr__pb__processing_response__unpack(NULL, b.len, (const uint8_t *)b.data);
+    KVR_ASSERT(r && r->response_case == KVR__PB__PROCESSING_RESPONSE__RESPONSE_REQUEST_BODY);
+    const Kvr__Pb__BodyMutation *m = r->request_body->response->body_mutation;
+    KVR_ASSERT(m && m->mutation_case == KVR__PB__BODY_MUTATION__MUTATION_BODY);
+    KVR_ASSERT(m->body.len == len && (len == 0 || memcmp(m->body.data, data, len) == 0));
+    kvr__pb__processing_response__free_unpacked(r, NULL);
+    kvr_buf_free(&b);
+}
+
 static void read_message(const uint8_t *data, size_t len)
 {
     struct kvr_ext_proc_message m;
@@ -189,6 +202,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     size_t step = 1U + data[0] % 32;
     data++, size--;
     write_piece(data, size);
+    write_body(data, size);
     read_message(data, size);
     struct result whole = read_stream(data, size, SIZE_MAX / 2, true), split = read_stream(data, size, step, false);
     KVR_ASSERT(whole.messages == split.messages && whole.bytes == split.bytes && whole.sum == split.sum && whole.last == split.last);

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where requests go that Envoy asks about, and that they and their answers are the same as without anybody between."""
+import hashlib
+import http.client
 import json
 import random
 
 import leg_parts
+import pytest
 from conftest import Mock, Serve, asking, call, read_sse, wait_for
 
 USAGE = ("predicted_cached_tokens_total", "actual_cached_tokens_total", "usage_answers_total")
@@ -144,3 +147,25 @@ def test_usage_is_learnt_as_through_the_data_port(gateway, start, mode):
     assert silent.status == 200
     wait_for("idle", picker.idle)
     assert {n: picker.metric(n) for n in USAGE} == got
+
+
+def without_lengths(conf):
+    asking(conf).pop("allow_content_length_header", None)
+
+
+@pytest.mark.parametrize("edits", [[], [without_lengths]])
+def test_a_name_that_stands_for_another_model_is_written_into_the_body(gateway, sink, mode, tmp_path, edits):
+    """The body that goes on is the picker's, with another length, where the gateway has its client's."""
+    (tmp_path / "models").write_text("models:\n  a-name-that-is-longer: {alias_of: m}\n")
+    worker = sink()
+    envoy, picker = gateway(mode, [worker], "--models-file", tmp_path / "models", edits=edits)
+    data = json.dumps({"model": "a-name-that-is-longer", "prompt": [1] * 40000, "max_tokens": 2}).encode()
+    for chunked in (False, True):
+        c = http.client.HTTPConnection("127.0.0.1", envoy.port, timeout=60)
+        c.request("POST", "/v1/completions", iter([data[:10], data[10:]]) if chunked else data, {"Content-Type": "application/json"})
+        r = c.getresponse()
+        assert r.status == 200 and r.getheader("x-kvroute-model") == "m", (r.status, r.read())
+        r.read()
+        c.close()
+        assert worker.got[-1]["sha256"] == hashlib.sha256(data.replace(b"a-name-that-is-longer", b"m")).hexdigest()
+    wait_for("idle", picker.idle)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """More than one worker at a request, at an address, or in a picker: prefill workers, ranks, pools; and what a client may not say."""
 import collections
+import hashlib
 
 import leg_parts
 from conftest import Envoy, Mock, Picker, wait_for
@@ -61,6 +62,18 @@ def test_ranks_of_one_port_are_told_to_the_engine(gateway, sink, mode):
         assert i >= 8 or r.headers["x-kvroute-dp-rank"] == str(i % 4)
         ranks.add(r.headers["x-kvroute-dp-rank"])
     assert len(ranks) == 4
+    wait_for("idle", picker.idle)
+
+
+def test_ranks_of_an_sglang_are_told_in_the_body_too(gateway, sink, mode):
+    worker = sink()
+    envoy, picker = gateway(mode, [worker.spec(",dp-size=4,engine=sglang")], "--no-router-kv-events", listed=[worker])
+    raw = b'{ "prompt": [1, 2, 3], "model": "m" }'
+    for i in range(4):
+        r = envoy.ask(raw, {"x-data-parallel-rank": str(i), "content-type": "application/json"})
+        told = raw[:-2] + b' ,"data_parallel_rank":%d,"routed_dp_rank":%d}' % (i, i)
+        assert r.status == 200 and r.json()["headers"]["x-data-parallel-rank"] == str(i), r.body
+        assert r.json()["sha256"] == hashlib.sha256(told).hexdigest(), (r.json(), told)
     wait_for("idle", picker.idle)
 
 

@@ -226,7 +226,7 @@ def test_an_answer_that_is_no_stream_is_computed_at_its_end(gateway, start, mode
     envoy, picker = gateway(mode, [start(Mock, speedup=2)])
     c = http.client.HTTPConnection("127.0.0.1", envoy.port, timeout=60)
     c.request("POST", "/v1/completions", json.dumps({"prompt": [1] * 640, "max_tokens": 100}))
-    wait_for("booked", lambda: picker.booked() == 1)
+    wait_for("decided", lambda: picker.metric("ext_proc_decisions_total") == 1)
     r = c.getresponse()
     r.read()
     wait_for("idle", picker.idle)

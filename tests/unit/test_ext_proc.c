@@ -229,6 +229,9 @@ static void answers_are_what_others_write(void **)
     m.clear_route_cache = true;
     kvr_ext_proc_put_answer(&b, KVR_EXT_PROC_REQUEST_BODY, &m);
     wrote(&b, "write_body_answer");
+    const struct kvr_ext_proc_mutation changed = {.body = TEXT("{\"model\":\"m\"}"), .clear_route_cache = true};
+    kvr_ext_proc_put_answer(&b, KVR_EXT_PROC_REQUEST_BODY, &changed);
+    wrote(&b, "write_changed_body");
     m.destination = TEXT("10.0.0.1:8000");
     m.modes = &modes;
     kvr_ext_proc_put_answer(&b, KVR_EXT_PROC_REQUEST_HEADERS, &m);

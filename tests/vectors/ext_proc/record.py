@@ -68,6 +68,8 @@ def messages():
         request_headers=e.HeadersResponse(response=decision), mode_override=e.ProcessingMode(request_body_mode=2, response_body_mode=1),
         dynamic_metadata=e.Struct(fields={"envoy.lb": e.Value(struct_value=e.Struct(fields={endpoint: text("10.0.0.1:8000")}))}))
     yield "write body answer", e.ProcessingResponse(request_body=e.BodyResponse(response=decision))
+    changed = e.CommonResponse(body_mutation=e.BodyMutation(body=b'{"model":"m"}'), clear_route_cache=True)
+    yield "write changed body", e.ProcessingResponse(request_body=e.BodyResponse(response=changed))
     for name, part in (("request_headers", e.HeadersResponse), ("response_headers", e.HeadersResponse), ("request_body", e.BodyResponse),
                        ("response_body", e.BodyResponse)):
         yield f"write empty {name}", e.ProcessingResponse(**{name: part(response=e.CommonResponse())})

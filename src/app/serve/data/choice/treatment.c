@@ -85,6 +85,12 @@ static enum outcome treat_whole(struct request *r, const struct roster_row *row)
     return treat_as(r, TREAT_WHOLE, KVR_KV_NONE);
 }
 
+/* Of the router's own legs each is sent a body without it: a carrier takes the one that is here. */
+static enum outcome treat_remote(struct request *r, enum kvr_kv_protocol p)
+{
+    return !r->carrier || legs_strip(r) ? treat_as(r, TREAT_REMOTE, p) : request_refuse(r, 503, "out of memory");
+}
+
 static enum outcome treat_prefill_only(struct request *r, enum kvr_kv_protocol p)
 {
     return legs_strip(r) ? treat_as(r, TREAT_PREFILL_ONLY, p) : request_refuse(r, 503, "out of memory");
@@ -144,7 +150,7 @@ enum outcome treatment_decide(struct request *r, const struct roster_row *row)
     const char *why = pair ? kvr_handoff_obstacle(&r->split, p) : NULL;
     if (has_legs(r) && free_choice && wants_one_token(r) && find_prefill(row, &one) && answers_alone(one))
         return treat_prefill_only(r, one);
-    if (pair && !why) return treat_as(r, TREAT_REMOTE, p);
+    if (pair && !why) return treat_remote(r, p);
     if (pair && (treatment_wants_two(r) || !row->whole.n))
         return request_refusef(r, 400, "`%s`: not possible where one worker prefills and another one decodes%s", why,
                                treatment_wants_two(r) ? "" : ", and no worker does both");

@@ -12,8 +12,12 @@
 /* The Endpoint Picker Protocol's; the others are llm-d's and Dynamo's, which none but a picker may set. */
 #define DESTINATION "x-gateway-destination-endpoint"
 
-static const char *const strangers[] = {"x-gateway-destination-endpoint-subset", "x-gateway-destination-endpoint-served",
-                                        "x-prefiller-host-port", "x-data-parallel-host-port", "x-encoder-hosts-ports"};
+static const char *const strangers[] = {"x-gateway-destination-endpoint-subset",
+                                        "x-gateway-destination-endpoint-served",
+                                        "x-prefiller-host-port",
+                                        "x-data-parallel-rank",
+                                        "x-data-parallel-host-port",
+                                        "x-encoder-hosts-ports"};
 
 /* That may carry a client's key. */
 static const char *const keys[] = {"authorization", "x-api-key", "api-key"};
@@ -123,14 +127,38 @@ static size_t left_out(const struct request *r, const struct headers *set, const
     return n;
 }
 
-static void say(struct pick *p, const struct request *r, const struct headers *set)
+/* What the worker is sent. Who stands between two legs sends both the same, so it has no rank. NULL: nothing is known of it here. */
+static struct kvr_body *body_for(const struct pick *p, const struct attempt *a)
 {
+    struct kvr_body *is = a->request->body, *with_rank = NULL;
+    if (!p->has_body || !p->body_is_whole || !is) return NULL;
+    if (!a->decodes) with_rank = attempt_body(a);
+    return with_rank ? with_rank : kvr_body_ref(is); /* a header says the rank, too */
+}
+
+/* The same of headers: it would be the prefill worker's, too. SGLang's has that of the room. */
+static bool may_name_rank(const struct attempt *a)
+{
+    const struct legs *l = a->request->legs;
+    if (!a->names_rank || !a->decodes) return a->names_rank;
+    return l->protocol != KVR_KV_SGLANG && l->prefill->names_rank && a->named_rank < l->prefill->worker->dp_size;
+}
+
+static bool is_another(const struct request *r, const struct kvr_body *body)
+{
+    return body && (r->body_changed || body != r->body);
+}
+
+static void say(struct pick *p, const struct request *r, const struct headers *set, const struct kvr_body *body)
+{
+    bool other = p->decides == KVR_EXT_PROC_REQUEST_BODY && is_another(r, body);
     const char *out[LEFT_OUT_MAX];
     size_t n = left_out(r, set, out);
     struct kvr_ext_proc_mutation m = {.set = set->list,
                                       .set_n = set->n,
                                       .remove = out,
                                       .remove_n = n,
+                                      .body = {other ? body->data : NULL, other ? body->len : 0},
                                       .clear_route_cache = true,
                                       .destination = {p->destination.data, p->destination.len}};
     struct kvr_buf b = {0};
@@ -143,21 +171,27 @@ void pick_say_decision(struct pick *p, const struct attempt *a)
     const struct request *r = a->request;
     struct headers set = {0};
     struct kvr_buf key = {0};
-    char rank[16];
+    struct kvr_body *body = body_for(p, a);
+    char rank[16], length[24];
     add(&set, text_of(DESTINATION), (struct kvr_ext_proc_text){p->destination.data, p->destination.len});
     if (a->decodes) add(&set, text_of("x-prefiller-host-port"), text_of(r->legs->prefill->worker->endpoint.authority));
-    if (a->names_rank) {
+    if (may_name_rank(a)) {
         snprintf(rank, sizeof rank, "%u", a->named_rank);
         add(&set, text_of("x-data-parallel-rank"), text_of(rank));
+    }
+    if (is_another(r, body) && kvr_headers_get(kvr_http_conn_request(p->conn)->headers, "content-length").ptr) {
+        snprintf(length, sizeof length, "%zu", body->len);
+        add(&set, text_of("content-length"), text_of(length)); /* Envoy leaves the client's as it is, or refuses the body */
     }
     if (!admission_authorization(r).ptr) worker_key_put(a->worker->api_key, &key);
     add_lines(&set, &key, NULL);
     add_lines(&set, &p->told, NULL);
-    say(p, r, &set);
+    say(p, r, &set, body);
     kvr_buf_free(&key);
     if (p->decides == KVR_EXT_PROC_REQUEST_HEADERS && p->has_body && p->body_is_whole &&
         p->modes.request_body == KVR_EXT_PROC_FULL_DUPLEX_STREAMED)
-        pick_say_body(p, KVR_EXT_PROC_REQUEST_BODY, r->body ? r->body->data : "", r->body ? r->body->len : 0, r->body, !p->trailers);
+        pick_say_body(p, KVR_EXT_PROC_REQUEST_BODY, body ? body->data : "", body ? body->len : 0, body, !p->trailers);
+    kvr_body_unref(body);
     if (p->early.len || p->early_end) pick_say_body(p, KVR_EXT_PROC_REQUEST_BODY, p->early.data, p->early.len, NULL, p->early_end);
     kvr_buf_free(&p->early);
     if (p->trailers) pick_say_trailers(p, KVR_EXT_PROC_REQUEST_TRAILERS);

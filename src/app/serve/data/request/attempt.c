@@ -354,7 +354,7 @@ static void put_head(const struct attempt *a, size_t body_len, struct kvr_buf *h
 }
 
 /* The rank that was chosen is in it where the engine reads it there; a leg's own body has none of the client's (legs.c). */
-static struct kvr_body *body_of(const struct attempt *a)
+struct kvr_body *attempt_body(const struct attempt *a)
 {
     const struct request *r = a->request;
     struct kvr_rank_member has = r->body_rank;
@@ -369,7 +369,7 @@ struct kvr_http_call *attempt_call(const struct attempt *a, const struct kvr_htt
     struct request *r = a->request;
     struct kvr_http_call *call = NULL;
     struct kvr_buf h = {0};
-    struct kvr_body *body = body_of(a);
+    struct kvr_body *body = attempt_body(a);
     if (body || !r->body) put_head(a, body ? body->len : 0, &h);
     struct kvr_http_call_config config = {.endpoint = &a->worker->endpoint,
                                           .head = h.data,

@@ -109,6 +109,9 @@ void attempt_free(struct attempt *a);                                        /* 
 
 /* Holds the worker that the router has chosen. Returns: false: it was removed in this very moment. */
 bool attempt_take_worker(struct attempt *a);
+/* What that worker is sent: the body with the rank, where it reads that there. The caller gives it back; NULL: there is none, no memory, or
+ * the budget for bodies is used up. */
+struct kvr_body *attempt_body(const struct attempt *a);
 /* A call to its worker, with the headers of the request, which has its connection, and the body for that worker. NULL: no memory. */
 struct kvr_http_call *attempt_call(const struct attempt *a, const struct kvr_http_call_handler *with, void *ctx);
 /* Returns: WAITS, from then on outcomes are told; or REFUSED. */

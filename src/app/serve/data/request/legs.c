@@ -38,6 +38,7 @@ bool legs_strip(struct request *r)
     kvr_body_unref(r->body);
     r->body = without;
     r->body_len = without->len;
+    r->body_changed = true;
     r->body_rank.has[1] = false; /* routed_dp_rank was one of these; the worker is told the rank that was chosen */
     return true;
 }

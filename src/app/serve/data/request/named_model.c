@@ -113,6 +113,7 @@ static bool name_in_body(struct request *r, struct kvr_text place)
     kvr_body_unref(r->body);
     r->body = changed;
     r->body_len = changed->len;
+    r->body_changed = true;
     return true;
 }
 

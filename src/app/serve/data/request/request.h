@@ -266,6 +266,7 @@ struct request {
     struct model_options options; /* of its model */
     struct kvr_body *body;        /* until no other worker can be asked; who is sending it holds it too */
     size_t body_len;
+    bool body_changed; /* the router has written in it */
     struct kvr_rank_member body_rank;
     struct kvr_prompt_members members; /* of what is routed by its tokens; zeroes otherwise */
     struct kvr_handoff_members split;  /* what decides about two legs; zeroes where there are no workers with roles */
