@@ -142,7 +142,7 @@ def test_prompts_that_leave_their_prefix_are_counted_with_why(start):
 def test_a_holder_that_is_overloaded_is_no_candidate(start):
     s = start(Serve, [start(Mock, speedup=0.2), start(Mock)])
     hold(s, prompt(0), 1)
-    held = occupy(s, 1, 30000)
+    held = occupy(s, 1, 200000)
     assert s.post("/busy_threshold", {"active_prefill_tokens_threshold": 1000}).status == 200
     assert s.complete(prompt(0)).headers["x-kvroute-worker"] == "2"
     expect_moves(s, {"not_eligible": (1, 6)})

@@ -16,8 +16,8 @@ def busy_serve(start, *extra, mocks=1):
     return start(Serve, [m.spec(",max-num-batched-tokens=100") for m in ms], *extra)
 
 
-def occupy(s, n=1, tokens=30000):
-    """Streams whose long prompts keep every rank busy. Returns connections."""
+def occupy(s, n=1, tokens=200000):
+    """Streams whose long prompts keep every rank busy, for many seconds or until they are closed. Returns connections."""
     opened = []
     for i in range(n):
         c = http.client.HTTPConnection("127.0.0.1", s.port, timeout=60)
@@ -33,14 +33,14 @@ def test_a_parked_stream_gets_comments_and_then_its_answer(start):
     c, r = read_sse(s.port, {"prompt": [5] * 20, "max_tokens": 2, "stream": True})
     assert r.status == 200 and r.headers["content-type"].startswith("text/event-stream")
     assert r.headers["x-kvroute-reason"] == "queued"
-    text = b""
+    text = r.read1(4096)
+    for h in held:
+        h.close()
     while b"[DONE]" not in text:
         piece = r.read1(4096)
         assert piece, text
         text += piece
     assert text.startswith(b": waiting for a worker\n\n") and b'"text"' in text
-    for h in held:
-        h.close()
     c.close()
     wait_for("idle", s.idle)
 
@@ -122,11 +122,11 @@ def test_priority_jumps_the_queue(start):
         threads.append(threading.Thread(target=ask, args=(i, priority)))
         threads[-1].start()
         wait_for("queued", lambda: s.metric("router_queue_pending_requests") == i)
+    for h in held:
+        h.close()
     for t in threads:
         t.join()
     assert [i for i, _ in done] == [3, 1, 2] and all(status == 200 for _, status in done)
-    for h in held:
-        h.close()
     wait_for("idle", s.idle)
 
 
