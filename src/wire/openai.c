@@ -206,38 +206,35 @@ bool kvr_openai_prompt_text(const struct kvr_openai_request *r, struct kvr_buf *
 }
 
 /* Absent or null is 0. Returns: false when there is something that is no count. */
-static bool count_of(struct kvr_json usage, const char *key, uint64_t *out)
+static bool is_count(struct kvr_json v, uint64_t *out)
 {
-    struct kvr_json v = kvr_json_get(usage, key);
     return kvr_json_as_u64(v, out) || kvr_json_type_of(v) <= KVR_JSON_NULL;
 }
 
-static bool details_of(struct kvr_json usage, const char *member, uint64_t *cached)
-{
-    return kvr_json_as_u64(kvr_json_get(kvr_json_get(usage, member), "cached_tokens"), cached);
-}
-
 /* Messages count the prompt in three parts: what was neither read from the cache nor written to it, and those two. */
-static bool read_message_usage(struct kvr_json usage, struct kvr_usage *out)
+static bool read_message_usage(struct kvr_json read, struct kvr_json created, struct kvr_usage *out)
 {
-    uint64_t created = 0;
-    out->has_cached = kvr_json_as_u64(kvr_json_get(usage, "cache_read_input_tokens"), &out->cached_tokens);
+    uint64_t n = 0;
+    out->has_cached = kvr_json_as_u64(read, &out->cached_tokens);
     if (!out->has_cached) return true;
-    return count_of(usage, "cache_creation_input_tokens", &created) &&
-           !__builtin_add_overflow(out->prompt_tokens, out->cached_tokens, &out->prompt_tokens) &&
-           !__builtin_add_overflow(out->prompt_tokens, created, &out->prompt_tokens);
+    return is_count(created, &n) && !__builtin_add_overflow(out->prompt_tokens, out->cached_tokens, &out->prompt_tokens) &&
+           !__builtin_add_overflow(out->prompt_tokens, n, &out->prompt_tokens);
 }
 
 static bool read_usage(struct kvr_json usage, struct kvr_usage *out)
 {
+    enum { PROMPT, COMPLETION, PROMPT_DETAILS, INPUT, OUTPUT, INPUT_DETAILS, CACHE_READ, CACHE_CREATED, MEMBERS };
+    static const char *const keys[MEMBERS] = {
+        "prompt_tokens", "completion_tokens",    "prompt_tokens_details",   "input_tokens",
+        "output_tokens", "input_tokens_details", "cache_read_input_tokens", "cache_creation_input_tokens"};
+    struct kvr_json v[MEMBERS];
     if (kvr_json_type_of(usage) != KVR_JSON_OBJECT) return false;
-    if (kvr_json_type_of(kvr_json_get(usage, "input_tokens")) <= KVR_JSON_NULL) {
-        out->has_cached = details_of(usage, "prompt_tokens_details", &out->cached_tokens);
-        return count_of(usage, "prompt_tokens", &out->prompt_tokens) && count_of(usage, "completion_tokens", &out->completion_tokens);
-    }
-    if (!count_of(usage, "input_tokens", &out->prompt_tokens) || !count_of(usage, "output_tokens", &out->completion_tokens)) return false;
-    out->has_cached = details_of(usage, "input_tokens_details", &out->cached_tokens);
-    return out->has_cached || read_message_usage(usage, out);
+    (void)kvr_json_pick(usage, keys, MEMBERS, v);
+    bool messages = kvr_json_type_of(v[INPUT]) > KVR_JSON_NULL; /* or responses */
+    out->has_cached = kvr_json_as_u64(kvr_json_get(v[messages ? INPUT_DETAILS : PROMPT_DETAILS], "cached_tokens"), &out->cached_tokens);
+    if (!messages) return is_count(v[PROMPT], &out->prompt_tokens) && is_count(v[COMPLETION], &out->completion_tokens);
+    if (!is_count(v[INPUT], &out->prompt_tokens) || !is_count(v[OUTPUT], &out->completion_tokens)) return false;
+    return out->has_cached || read_message_usage(v[CACHE_READ], v[CACHE_CREATED], out);
 }
 
 void kvr_openai_usage(struct kvr_json root, struct kvr_usage *out)

@@ -430,6 +430,38 @@ static void sse_byte_by_byte(void **s)
     kvr_sse_free(&e);
 }
 
+/* Events are looked through several bytes at a time. */
+static void sse_names_wherever_they_stand(void **s)
+{
+    static const struct {
+        const char *member;
+        enum kvr_finish finish;
+        bool usage, has_error;
+        const char *response;
+    } rows[] = {
+        {"\"usage\":{\"prompt_tokens\":7}", KVR_FINISH_UNTOLD, true, false, ""},
+        {"\"usage\" :\tnull,\"error\":null", KVR_FINISH_UNTOLD, false, false, ""},
+        {"\"usage\":null,\"usage\":{\"prompt_tokens\":7}", KVR_FINISH_UNTOLD, true, false, ""},
+        {"\"error\":{\"code\":1}", KVR_FINISH_UNTOLD, false, true, ""},
+        {"\"error\":1", KVR_FINISH_UNTOLD, false, true, ""},
+        {"\"finish_reason\":\"length\"", KVR_FINISH_LENGTH, false, false, ""},
+        {"\"finish_reason\":null", KVR_FINISH_UNTOLD, false, false, ""},
+        {"\"response\":{\"id\":\"resp_1\",\"usage\":null}", KVR_FINISH_UNTOLD, false, false, "resp_1"},
+        {"\"usages\":1,\"errors\":1,\"finish\":\"stop\",\"r\":2", KVR_FINISH_UNTOLD, false, false, ""},
+    };
+    char line[256];
+    for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
+        for (int before = 0; before < 40; before++)
+            for (int behind = 0; behind < 20; behind++) {
+                struct kvr_sse e = {0};
+                int n = snprintf(line, sizeof line, "data: {\"x\":%*s%s%*s}\n\n", before + 2, "1,", rows[i].member, behind, "");
+                assert_int_equal(kvr_sse_feed(&e, *s, line, (size_t)n), 1);
+                assert_true(e.finish == rows[i].finish && e.usage.present == rows[i].usage && e.has_error == rows[i].has_error);
+                assert_string_equal(e.response, rows[i].response);
+                kvr_sse_free(&e);
+            }
+}
+
 static void sse_last_events(void **s)
 {
     static const struct {
@@ -702,6 +734,7 @@ int main(void)
         J(sse_whole),
         J(sse_at_every_split),
         J(sse_byte_by_byte),
+        J(sse_names_wherever_they_stand),
         J(sse_last_events),
         J(sse_endless_line_is_bounded),
         J(trace_rows),

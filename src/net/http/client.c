@@ -40,11 +40,11 @@ enum peer_state { RESOLVING, CONNECTING, SHAKING_HANDS, RECEIVING, IDLE, CLOSING
 struct peer { /* one connection */
     uv_tcp_t tcp;
     uv_timer_t timer; /* connect timeout */
-    union {           /* one after the other */
+    union asked {     /* one after the other */
         uv_getaddrinfo_t resolve;
         uv_connect_t connect;
         uv_write_t write;
-    };
+    } * asked;                              /* what libuv is at; NULL, as mostly: nothing */
     struct kvr_body *sent_head, *sent_body; /* what is being written, held until it was */
     struct kvr__turn_place turn;
     size_t enciphered;   /* bytes of sent_body that the TLS session has had */
@@ -142,6 +142,7 @@ static void peer_maybe_free(struct peer *p)
     kvr_headers_free(&p->headers);
     stop_holding(p);
     kvr_tls_free(p->tls);
+    free(p->asked);
     free(p);
     c->handles--;
     client_maybe_free(c);
@@ -166,7 +167,7 @@ static void peer_close(struct peer *p)
         p->client->busy_n--;
     }
     p->state = CLOSING;
-    if (p->resolving) uv_cancel((uv_req_t *)&p->resolve);
+    if (p->resolving) uv_cancel((uv_req_t *)&p->asked->resolve);
     uv_close((uv_handle_t *)&p->tcp, on_peer_closed);
     uv_close((uv_handle_t *)&p->timer, on_peer_closed);
 }
@@ -527,9 +528,24 @@ static void take_cipher(struct peer *p, const char *data, size_t n)
 
 /* ---- request ----------------------------------------------------------------------------------------- */
 
+/* Room for one thing that libuv is asked for. Returns: false without memory. */
+static bool ask(struct peer *p)
+{
+    if (!p->asked) p->asked = malloc(sizeof *p->asked);
+    if (p->asked) ((uv_req_t *)p->asked)->data = p;
+    return p->asked != NULL;
+}
+
+static void forget_asked(struct peer *p)
+{
+    free(p->asked);
+    p->asked = NULL;
+}
+
 static void on_written(uv_write_t *w, int status)
 {
     struct peer *p = w->data;
+    forget_asked(p);
     stop_holding(p);
     /* A write error shows on the read side too, possibly after an early answer that is worth reading. */
     (void)status;
@@ -567,9 +583,8 @@ static int send_plain(struct peer *p, uv_buf_t *bufs, unsigned n)
         stop_holding(p);
         return 0;
     }
-    p->write.data = p;
     p->writing = true;
-    rc = uv_write(&p->write, (uv_stream_t *)&p->tcp, bufs, n, on_written);
+    rc = ask(p) ? uv_write(&p->asked->write, (uv_stream_t *)&p->tcp, bufs, n, on_written) : UV_ENOMEM;
     if (rc) stop_holding(p);
     return rc;
 }
@@ -615,6 +630,7 @@ static int send_request(struct peer *p)
 /* The connection is there. */
 static void begin_request(struct peer *p)
 {
+    forget_asked(p);
     uv_timer_stop(&p->timer);
     p->call->connect_ns = uv_hrtime() - p->call->connecting_ns;
     int rc = send_request(p);
@@ -637,8 +653,7 @@ static void on_connected(uv_connect_t *req, int status)
 static void connect_to(struct peer *p, const struct sockaddr *addr)
 {
     p->state = CONNECTING;
-    p->connect.data = p;
-    int rc = uv_tcp_connect(&p->connect, &p->tcp, addr, on_connected);
+    int rc = ask(p) ? uv_tcp_connect(&p->asked->connect, &p->tcp, addr, on_connected) : UV_ENOMEM;
     if (rc) call_failed(p, KVR_HTTP_CONNECT_FAILED, uv_strerror(rc));
 }
 
@@ -684,11 +699,9 @@ static void on_start_soon(uv_timer_t *t)
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
     snprintf(port, sizeof port, "%u", call->port);
     p->state = RESOLVING;
-    p->resolve.data = p;
-    p->resolving = true;
-    int rc = uv_getaddrinfo(p->client->loop, &p->resolve, on_resolved, call->host, port, &hints);
+    int rc = ask(p) ? uv_getaddrinfo(p->client->loop, &p->asked->resolve, on_resolved, call->host, port, &hints) : UV_ENOMEM;
+    p->resolving = rc == 0;
     if (rc) {
-        p->resolving = false;
         call_failed(p, KVR_HTTP_CONNECT_FAILED, uv_strerror(rc));
     }
 }

@@ -286,7 +286,7 @@ static void read_answer(struct attempt *a)
     a->sse.finish = kvr_finish_in(a->answer.data, a->answer.len);
     if (kvr_json_parse(a->request->loop->json, a->answer.data, a->answer.len, &root, NULL)) return;
     kvr_openai_usage(root, &a->usage);
-    responses_id_of(kvr_json_get(root, "id"), a->sse.response);
+    if (a->request->form == KVR_FORM_RESPONSES) responses_id_of(kvr_json_get(root, "id"), a->sse.response);
 }
 
 static void bind_to(const struct request *r, struct kvr_worker w, const char *suffix)
