@@ -361,7 +361,7 @@ def test_a_health_port_that_is_taken_is_named():
         port = taken.getsockname()[1]
         r = subprocess.run([BINARY, "epp", "--host", "127.0.0.1", "--ext-proc-tls", "off", "--ext-proc-port", str(free_ports()), "--ext-proc-health-port", str(port),
                             "--admin-port", str(free_ports())], capture_output=True, text=True, timeout=20 * SLOW, check=False)
-    assert r.returncode == 1 and f"--ext-proc-health-port: cannot listen on 127.0.0.1:{port}" in r.stderr, r.stderr
+    assert r.returncode == 1 and f"kvroute epp: --ext-proc-health-port: cannot listen on 127.0.0.1:{port}" in r.stderr, r.stderr
 
 
 def test_a_response_that_is_not_shown_ends_with_the_stream_or_by_its_time(start, talk):

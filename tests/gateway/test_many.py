@@ -4,7 +4,7 @@ import asyncio
 import json
 
 from clients import open_stream, post, read_answer
-from conftest import Mock, call, cluster, wait_for
+from conftest import SLOW, Mock, call, cluster, wait_for
 
 
 def test_ten_thousand_requests_over_one_connection_have_no_error(gateway, start, mode):
@@ -66,7 +66,8 @@ def test_two_thousand_streams_at_once_over_one_connection(gateway, start, mode):
         return told
     booked, asking, after, connections = asyncio.run(everybody())
     assert (booked, asking, connections) == (streams, streams, 1)
-    assert after - before <= 64 * streams, f"{(after - before) / streams:.1f} KiB a stream"
+    limit = 64 if SLOW == 1 else 256  # a sanitizer has accounts of its own
+    assert after - before <= limit * streams, f"{(after - before) / streams:.1f} KiB a stream"
     wait_for("idle", picker.idle, 30)
     wait_for("no stream", lambda: envoy.asking() == 0)
     assert call(picker.admin, "GET", "/ready").status == 200

@@ -184,19 +184,20 @@ static int add_configured_workers(struct serve *s)
 {
     char err[2048];
     if (!s->o->workers_n && s->o->discovery == DISCOVERY_STATIC)
-        kvr_log_warning("kvroute serve: warning: there is no worker and none is looked for; use --worker, --discovery or POST /workers");
+        kvr_log_warning("%s: warning: there is no worker and none is looked for; use --worker, --discovery or POST /workers",
+                        serve_program(s->o));
     for (size_t i = 0; i < s->o->workers_n; i++)
         if (rooms_add_worker(&s->rooms, &s->o->workers[i], i + 1, err, sizeof err)) {
-            kvr_log_error("kvroute serve: %s", err);
+            kvr_log_error("%s: %s", serve_program(s->o), err);
             return 1;
         }
     return 0;
 }
 
-static int listen_failed(const char *flag, const char *host, uint64_t port, int rc)
+static int listen_failed(const struct serve_options *o, const char *flag, const char *host, uint64_t port, int rc)
 {
-    kvr_log_error("kvroute serve: --%s: cannot listen on %s:%llu: %s; allowed: a free port and an address of this machine", flag, host,
-                  (unsigned long long)port, uv_strerror(rc));
+    kvr_log_error("%s: --%s: cannot listen on %s:%llu: %s; allowed: a free port and an address of this machine", serve_program(o), flag,
+                  host, (unsigned long long)port, uv_strerror(rc));
     return 1;
 }
 
@@ -217,8 +218,8 @@ static size_t data_connections(const struct serve *s)
     size_t room = kvr_http_descriptors_room(admin_connections(s) + FOR_EACH_WORKER * workers_count(s->rooms.workers));
     size_t most = KVR_MIN((size_t)s->o->max_connections, KVR_MAX(room / 2 / s->o->threads, (size_t)2));
     if (most < KVR_MIN(s->o->max_connections, (uint64_t)1024))
-        kvr_log_warning("kvroute serve: warning: only %zu client connections per loop: this process may open too few files (ulimit -n)",
-                        most);
+        kvr_log_warning("%s: warning: only %zu client connections per loop: this process may open too few files (ulimit -n)",
+                        serve_program(s->o), most);
     return most;
 }
 
@@ -233,10 +234,10 @@ static int open_ports(struct serve *s)
         ports.connections_max = data_connections(s);
         struct data_port_named failed;
         int rc = data_plane_open(s->rooms.data, &ports, &failed);
-        if (rc) return listen_failed(failed.option, s->o->host, failed.port, rc);
+        if (rc) return listen_failed(s->o, failed.option, s->o->host, failed.port, rc);
     }
     int rc = admin_start(s->rooms.admin, &admin);
-    return rc ? listen_failed(s->o->select_only ? "port" : "admin-port", s->o->admin_host, s->o->admin_port, rc) : 0;
+    return rc ? listen_failed(s->o, s->o->select_only ? "port" : "admin-port", s->o->admin_host, s->o->admin_port, rc) : 0;
 }
 
 static void announce(const struct serve *s)
