@@ -37,14 +37,17 @@ struct kvr_http_client {
 
 enum peer_state { RESOLVING, CONNECTING, SHAKING_HANDS, RECEIVING, IDLE, CLOSING };
 
+/* Of a connection, one after the other. */
+union asked {
+    uv_getaddrinfo_t resolve;
+    uv_connect_t connect;
+    uv_write_t write;
+};
+
 struct peer { /* one connection */
     uv_tcp_t tcp;
-    uv_timer_t timer; /* connect timeout */
-    union asked {     /* one after the other */
-        uv_getaddrinfo_t resolve;
-        uv_connect_t connect;
-        uv_write_t write;
-    } * asked;                              /* what libuv is at; NULL, as mostly: nothing */
+    uv_timer_t timer;                       /* connect timeout */
+    union asked *asked;                     /* what libuv is at; NULL, as mostly: nothing */
     struct kvr_body *sent_head, *sent_body; /* what is being written, held until it was */
     struct kvr__turn_place turn;
     size_t enciphered;   /* bytes of sent_body that the TLS session has had */
