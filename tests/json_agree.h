@@ -15,42 +15,19 @@ struct agree_may {
     bool ids, texts;
 };
 
-struct agree_list {
-    struct kvr_json *values;
-    struct kvr_text_of {
-        const char *at;
-        size_t len;
-    } * keys;
-    size_t n, cap;
-};
-
-static int agree_add(void *ctx, const char *key, size_t key_len, struct kvr_json v)
+static bool agree_named(const struct kvr_json_iter *m, const char *name)
 {
-    struct agree_list *l = ctx;
-    if (l->n == l->cap) {
-        l->cap = l->cap ? 2 * l->cap : 16;
-        l->values = realloc(l->values, l->cap * sizeof *l->values);
-        l->keys = realloc(l->keys, l->cap * sizeof *l->keys);
-        KVR_ASSERT(l->values && l->keys);
-    }
-    l->keys[l->n] = (struct kvr_text_of){key, key_len};
-    l->values[l->n++] = v;
-    return 0;
+    return m->key_len == strlen(name) && memcmp(m->key, name, m->key_len) == 0;
 }
 
-static bool agree_named(struct kvr_text_of key, const char *name)
-{
-    return key.len == strlen(name) && memcmp(key.at, name, key.len) == 0;
-}
-
-static struct agree_may agree_may_of(struct kvr_text_of key, enum kvr_json_wanted wanted)
+static struct agree_may agree_may_of(const struct kvr_json_iter *m, enum kvr_json_wanted wanted)
 {
     static const char *const ids[] = {"prompt", "input_ids", "token_ids", "nvext"}, *const texts[] = {"prompt",       "messages", "input",
                                                                                                       "instructions", "system",   "text",
                                                                                                       "tools"};
     struct agree_may may = {false, false};
-    for (size_t i = 0; i < KVR_ARRAY_LEN(ids); i++) may.ids |= agree_named(key, ids[i]);
-    for (size_t i = 0; i < KVR_ARRAY_LEN(texts) && wanted == KVR_JSON_NO_PROMPT; i++) may.ids |= may.texts |= agree_named(key, texts[i]);
+    for (size_t i = 0; i < KVR_ARRAY_LEN(ids); i++) may.ids |= agree_named(m, ids[i]);
+    for (size_t i = 0; i < KVR_ARRAY_LEN(texts) && wanted == KVR_JSON_NO_PROMPT; i++) may.ids |= may.texts |= agree_named(m, texts[i]);
     return may;
 }
 
@@ -81,26 +58,31 @@ static void agree_ids(struct kvr_json whole, struct kvr_json brief)
     free(b);
 }
 
+static size_t agree_count(struct kvr_json v)
+{
+    size_t n = 0;
+    for (struct kvr_json_iter i = kvr_json_iter(v); kvr_json_next(&i);) n++;
+    return n;
+}
+
 static void agree_values(struct kvr_json whole, struct kvr_json brief, unsigned depth, struct agree_may may, enum kvr_json_wanted wanted)
 {
-    struct agree_list a = {0}, b = {0};
+    struct kvr_json_iter a = kvr_json_iter(whole), b = kvr_json_iter(brief);
+    size_t n = agree_count(whole);
+    bool cut = n != agree_count(brief);
     KVR_ASSERT(kvr_json_type_of(whole) == kvr_json_type_of(brief) && kvr_json_count(whole) == kvr_json_count(brief));
     agree_scalars(whole, brief, may);
     if (kvr_json_type_of(whole) == KVR_JSON_ARRAY) agree_ids(whole, brief);
-    kvr_json_each(whole, agree_add, &a);
-    kvr_json_each(brief, agree_add, &b);
-    bool cut = a.n != b.n;
-    KVR_ASSERT(a.n == kvr_json_count(whole));
-    if (cut) KVR_ASSERT(may.ids && b.n == 1 && kvr_json_type_of(b.values[0]) == KVR_JSON_INT && kvr_json_are_u32(whole));
-    for (size_t i = 0; i < a.n && !cut; i++) {
-        KVR_ASSERT(a.keys[i].len == b.keys[i].len && (!a.keys[i].at || !memcmp(a.keys[i].at, b.keys[i].at, a.keys[i].len)));
-        struct agree_may below = depth == 0 && a.keys[i].at ? agree_may_of(a.keys[i], wanted) : may;
-        agree_values(a.values[i], b.values[i], depth + 1, below, wanted);
+    KVR_ASSERT(n == kvr_json_count(whole));
+    if (cut) {
+        KVR_ASSERT(may.ids && agree_count(brief) == 1 && kvr_json_are_u32(whole));
+        KVR_ASSERT(kvr_json_next(&b) && kvr_json_type_of(b.value) == KVR_JSON_INT);
+        return;
     }
-    free(a.values);
-    free(a.keys);
-    free(b.values);
-    free(b.keys);
+    while (kvr_json_next(&a) && kvr_json_next(&b)) {
+        KVR_ASSERT(a.key_len == b.key_len && (!a.key || !memcmp(a.key, b.key, a.key_len)));
+        agree_values(a.value, b.value, depth + 1, depth == 0 && a.key ? agree_may_of(&a, wanted) : may, wanted);
+    }
 }
 
 /* Returns: whether it is JSON. */

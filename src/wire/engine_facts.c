@@ -154,18 +154,11 @@ static uint16_t port_of(struct kvr_json endpoint)
     return (uint16_t)port;
 }
 
-static bool is_text(struct kvr_json v, const char *text)
-{
-    const char *s;
-    size_t len;
-    return kvr_json_as_str(v, &s, &len) && len == strlen(text) && memcmp(s, text, len) == 0;
-}
-
 /* An engine's KVEventsConfig. enabled: what is meant when it does not say. Returns: whether events come over ZMQ. */
 static bool events_enabled(struct kvr_json config, bool enabled)
 {
     (void)kvr_json_as_bool(kvr_json_get(config, "enable_kv_cache_events"), &enabled);
-    return enabled && is_text(kvr_json_get(config, "publisher"), "zmq");
+    return enabled && kvr_json_is_str(kvr_json_get(config, "publisher"), "zmq");
 }
 
 /* shift: added to the ports, when they are the first rank's. */
@@ -184,24 +177,22 @@ static void take_endpoints(struct kvr_engine_facts *f, struct kvr_engine_rank *r
     if (!f->events_from) f->events_from = from;
 }
 
-static int take_source(void *ctx, const char *key, size_t key_len, struct kvr_json config)
+static void take_source(struct kvr_engine_facts *f, const struct kvr_json_iter *source)
 {
     static const char from[] = "/kv_event_sources";
-    struct kvr_engine_facts *f = ctx;
     uint64_t rank;
-    if (!key || !kvr_parse_u64(key, key_len, UINT32_MAX, &rank) || kvr_json_type_of(config) != KVR_JSON_OBJECT) return 0;
+    if (!kvr_parse_u64(source->key, source->key_len, UINT32_MAX, &rank) || kvr_json_type_of(source->value) != KVR_JSON_OBJECT) return;
     struct kvr_engine_rank *r = rank_entry(f, rank, from);
-    bool on = events_enabled(config, false);
+    bool on = events_enabled(source->value, false);
     if (r) tell(&f->events, on);
-    if (r && on) take_endpoints(f, r, config, 0, from);
-    return 0;
+    if (r && on) take_endpoints(f, r, source->value, 0, from);
 }
 
 bool kvr_engine_facts_sources(struct kvr_engine_facts *f, struct kvr_json root)
 {
     if (kvr_json_type_of(root) != KVR_JSON_OBJECT) return false;
     f->engine = KVR_FACT_VLLM;
-    kvr_json_each(root, take_source, f);
+    for (struct kvr_json_iter i = kvr_json_iter(root); kvr_json_next(&i);) take_source(f, &i);
     tell(&f->events, false); /* it names none */
     return true;
 }

@@ -120,19 +120,6 @@ static bool take_name(const char *s, size_t len, char *out, size_t cap)
     return true;
 }
 
-struct only_key {
-    char *out;
-    size_t cap, n;
-};
-
-static int take_key(void *ctx, const char *key, size_t len, struct kvr_json value)
-{
-    struct only_key *k = ctx;
-    (void)value;
-    k->n++;
-    return take_name(key, len, k->out, k->cap) ? 0 : -1;
-}
-
 /* {"0": {"engine_id": E, ...}, ...}; an older build has one rank, with E in the place of its number. */
 bool kvr_handoff_engine_of(struct kvr_json query, uint32_t rank, char *out, size_t cap)
 {
@@ -143,9 +130,9 @@ bool kvr_handoff_engine_of(struct kvr_json query, uint32_t rank, char *out, size
     snprintf(number, sizeof number, "%u", rank);
     struct kvr_json place = kvr_json_get(query, number);
     if (kvr_json_as_str(kvr_json_get(place, "engine_id"), &s, &len)) return take_name(s, len, out, cap);
-    struct only_key only = {out, cap, 0};
-    if (rank || kvr_json_type_of(place) != KVR_JSON_NONE) return false;
-    return kvr_json_each(query, take_key, &only) == 0 && only.n == 1;
+    struct kvr_json_iter only = kvr_json_iter(query);
+    if (rank || kvr_json_type_of(place) != KVR_JSON_NONE || kvr_json_count(query) != 1) return false;
+    return kvr_json_next(&only) && take_name(only.key, only.key_len, out, cap);
 }
 
 /* ---- an answer that needs no D -------------------------------------------------------------------------------------- */

@@ -141,13 +141,10 @@ static struct kvr_reach *row_of(struct scores *s, struct kvr_worker w)
     return &s->rows[s->n++];
 }
 
-static int take_pair(void *ctx, const char *key, size_t key_len, struct kvr_json v)
+static int take_pair(struct scores *s, struct kvr_json v)
 {
-    struct scores *s = ctx;
     struct kvr_worker w;
     uint64_t blocks;
-    (void)key;
-    (void)key_len;
     if (!kvr_service_worker_read(kvr_json_at(v, 0), &w) || !kvr_json_as_u64(kvr_json_at(v, 1), &blocks)) return -KVR_EFORMAT;
     struct kvr_reach *r = row_of(s, w);
     if (!r) return -KVR_ENOMEM;
@@ -156,20 +153,21 @@ static int take_pair(void *ctx, const char *key, size_t key_len, struct kvr_json
     return 0;
 }
 
-static int take_tier(void *ctx, const char *key, size_t key_len, struct kvr_json v)
+static int take_pairs(struct scores *s, struct kvr_json list)
 {
-    struct scores *s = ctx;
-    const char *name;
-    size_t len;
-    (void)key;
-    (void)key_len;
-    if (!kvr_json_as_str(kvr_json_at(v, 0), &name, &len)) return -KVR_EFORMAT;
+    int rc = kvr_json_type_of(list) == KVR_JSON_ARRAY ? 0 : -KVR_EFORMAT;
+    for (struct kvr_json_iter i = kvr_json_iter(list); rc == 0 && kvr_json_next(&i);) rc = take_pair(s, i.value);
+    return rc;
+}
+
+static int take_tier(struct scores *s, struct kvr_json v)
+{
+    struct kvr_json name = kvr_json_at(v, 0);
+    if (kvr_json_type_of(name) != KVR_JSON_STRING) return -KVR_EFORMAT;
     for (int t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT; t++) {
-        const char *known = kvr_tier_name((enum kvr_tier)t);
-        if (len != strlen(known) || memcmp(name, known, len) != 0) continue;
+        if (!kvr_json_is_str(name, kvr_tier_name((enum kvr_tier)t))) continue;
         s->tier = t;
-        struct kvr_json hits = kvr_json_get(kvr_json_at(v, 1), "hits");
-        return kvr_json_type_of(hits) == KVR_JSON_ARRAY ? kvr_json_each(hits, take_pair, s) : -KVR_EFORMAT;
+        return take_pairs(s, kvr_json_get(kvr_json_at(v, 1), "hits"));
     }
     return 0; /* a tier that is not known here */
 }
@@ -183,9 +181,9 @@ long kvr_service_scores_read(struct kvr_json answer, uint32_t depth_max, struct 
     if (rc) return rc;
     *instance = 0; /* that of servers which do not say */
     if (kvr_json_type_of(number) > KVR_JSON_NULL && !kvr_json_as_u64(number, instance)) return -KVR_EFORMAT;
-    if (kvr_json_type_of(device) != KVR_JSON_ARRAY) return -KVR_EFORMAT;
-    rc = kvr_json_each(device, take_pair, &s);
-    if (rc == 0 && kvr_json_type_of(lower) == KVR_JSON_ARRAY) rc = kvr_json_each(lower, take_tier, &s);
+    rc = take_pairs(&s, device);
+    if (kvr_json_type_of(lower) == KVR_JSON_ARRAY)
+        for (struct kvr_json_iter i = kvr_json_iter(lower); rc == 0 && kvr_json_next(&i);) rc = take_tier(&s, i.value);
     if (rc) {
         free(s.rows);
         return rc;
@@ -217,36 +215,25 @@ int kvr_service_info_read(struct kvr_json answer, struct kvr_service_info *out, 
     return out->predicted || (n == 6 && memcmp(mode, "events", 6) == 0) ? 0 : -KVR_EFORMAT;
 }
 
-struct fit {
-    const struct kvr_remote_model *ours;
-    uint64_t other; /* a size it has of it */
-    bool same;
-};
-
-static int look_at_model(void *ctx, const char *key, size_t key_len, struct kvr_json v)
+/* Whether it says nothing of other models than ours. */
+static bool is_about(struct kvr_json model, const char *ours)
 {
-    struct fit *f = ctx;
-    const char *name = "";
-    size_t n = 0;
-    uint64_t size;
-    (void)key;
-    (void)key_len;
-    (void)kvr_json_as_str(kvr_json_get(v, "model_name"), &name, &n);
-    bool about = !n || !f->ours->name[0] || (n == strlen(f->ours->name) && memcmp(name, f->ours->name, n) == 0);
-    if (!about || !kvr_json_as_u64(kvr_json_get(v, "block_size"), &size)) return 0;
-    if (size == f->ours->block_size) f->same = true;
-    else f->other = size;
-    return 0;
+    struct kvr_json name = kvr_json_get(model, "model_name");
+    return kvr_json_type_of(name) != KVR_JSON_STRING || kvr_json_is_str(name, "") || !ours[0] || kvr_json_is_str(name, ours);
 }
 
 bool kvr_service_misfits(struct kvr_json info, const struct kvr_remote_model *ours, char *why, size_t cap)
 {
     struct kvr_json list = kvr_json_get(info, "models");
-    struct fit f = {.ours = ours};
-    if (kvr_json_type_of(list) == KVR_JSON_ARRAY) (void)kvr_json_each(list, look_at_model, &f);
-    if (f.same || !f.other) return false;
+    uint64_t size, other = 0;
+    for (struct kvr_json_iter i = kvr_json_iter(list); kvr_json_type_of(list) == KVR_JSON_ARRAY && kvr_json_next(&i);) {
+        if (!is_about(i.value, ours->name) || !kvr_json_as_u64(kvr_json_get(i.value, "block_size"), &size)) continue;
+        if (size == ours->block_size) return false;
+        other = size;
+    }
+    if (!other) return false;
     snprintf(why, cap, "its block size%s%.100s is %llu, that of this router's workers is %u", ours->name[0] ? " of " : "", ours->name,
-             (unsigned long long)f.other, ours->block_size);
+             (unsigned long long)other, ours->block_size);
     return true;
 }
 

@@ -543,17 +543,52 @@ long kvr_json_u64_array(kvr_json array, uint64_t *out, size_t cap)
     return static_cast<long>(n);
 }
 
-int kvr_json_each(kvr_json v, kvr_json_each_fn *fn, void *ctx)
+template <class Position> static kvr_json pack(Position at)
 {
+    kvr_json v;
+    static_assert(sizeof at == sizeof v && std::is_trivially_copyable<Position>::value, "a position travels in a struct kvr_json");
+    std::memcpy(&v, static_cast<const void *>(&at), sizeof v);
+    return v;
+}
+
+template <class Position> static Position unpack(kvr_json v)
+{
+    Position at;
+    std::memcpy(static_cast<void *>(&at), &v, sizeof at);
+    return at;
+}
+
+struct kvr_json_iter kvr_json_iter(kvr_json v)
+{
+    struct kvr_json_iter i = {};
     simdjson::dom::array a;
     simdjson::dom::object o;
-    if (!v.doc) return 0;
-    if (!unwrap(v).get(a)) {
-        for (element e : a)
-            if (int rc = fn(ctx, nullptr, 0, wrap(e))) return rc;
-    } else if (!unwrap(v).get(o)) {
-        for (auto f : o)
-            if (int rc = fn(ctx, f.key.data(), f.key.size(), wrap(f.value))) return rc;
+    if (!v.doc) return i;
+    if (!unwrap(v).get(o)) {
+        i.members = true;
+        i.next = pack(o.begin());
+        i.end = pack(o.end());
+    } else if (!unwrap(v).get(a)) {
+        i.next = pack(a.begin());
+        i.end = pack(a.end());
     }
-    return 0;
+    return i;
+}
+
+bool kvr_json_next(struct kvr_json_iter *i)
+{
+    if (i->next.at == i->end.at) return false;
+    if (i->members) {
+        auto at = unpack<simdjson::dom::object::iterator>(i->next);
+        std::string_view key = at.key();
+        i->key = key.data();
+        i->key_len = key.size();
+        i->value = wrap(at.value());
+        i->next = pack(++at);
+    } else {
+        auto at = unpack<simdjson::dom::array::iterator>(i->next);
+        i->value = wrap(*at);
+        i->next = pack(++at);
+    }
+    return true;
 }

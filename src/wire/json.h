@@ -104,9 +104,18 @@ bool kvr_json_are_u32(struct kvr_json v); /* a list of them */
 /* All elements as u32 / as 64-bit words by bits. Returns: the count, or -KVR_EFORMAT, -KVR_ELIMIT when more than cap. */
 long kvr_json_u32_array(struct kvr_json array, uint32_t *out, size_t cap);
 long kvr_json_u64_array(struct kvr_json array, uint64_t *out, size_t cap);
-/* Calls fn for each element (key NULL) or member; a non-zero result stops and is returned. */
-typedef int kvr_json_each_fn(void *ctx, const char *key, size_t key_len, struct kvr_json value);
-int kvr_json_each(struct kvr_json container, kvr_json_each_fn *fn, void *ctx);
+
+/* The elements of a list, the members of an object; of anything else none:
+ *     for (struct kvr_json_iter i = kvr_json_iter(list); kvr_json_next(&i);) use(i.value); */
+struct kvr_json_iter {
+    const char *key; /* of a member; an element has none: NULL */
+    size_t key_len;
+    struct kvr_json value;
+    struct kvr_json next, end; /* the iterator's own, as is `members` */
+    bool members;
+};
+struct kvr_json_iter kvr_json_iter(struct kvr_json container);
+bool kvr_json_next(struct kvr_json_iter *i);
 
 #ifdef __cplusplus
 }

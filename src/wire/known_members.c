@@ -6,29 +6,21 @@
 #include "base/base.h"
 #include "base/nearest.h"
 
-struct search {
-    const char *const *const *lists;
-    size_t lists_n;
-    struct kvr_unknown_members *out;
-};
-
-static int look_at(void *ctx, const char *key, size_t len, struct kvr_json v)
+static bool is_known(const char *key, size_t len, const char *const *const *lists, size_t lists_n)
 {
-    struct search *s = ctx;
-    (void)v;
-    for (size_t i = 0; i < s->lists_n; i++)
-        for (const char *const *k = s->lists[i]; *k; k++)
-            if (strlen(*k) == len && memcmp(*k, key, len) == 0) return 0;
-    if (s->out->n < KVR_UNKNOWN_MAX)
-        snprintf(s->out->names[s->out->n++], KVR_UNKNOWN_NAME_MAX, "%.*s", (int)KVR_MIN(len, (size_t)KVR_UNKNOWN_NAME_MAX - 1), key);
-    return 0;
+    for (size_t i = 0; i < lists_n; i++)
+        for (const char *const *k = lists[i]; *k; k++)
+            if (strlen(*k) == len && memcmp(*k, key, len) == 0) return true;
+    return false;
 }
 
 void kvr_unknown_members(struct kvr_json o, const char *const *const *lists, size_t lists_n, struct kvr_unknown_members *out)
 {
-    struct search s = {lists, lists_n, out};
     out->n = 0;
-    if (kvr_json_type_of(o) == KVR_JSON_OBJECT) (void)kvr_json_each(o, look_at, &s);
+    if (kvr_json_type_of(o) != KVR_JSON_OBJECT) return;
+    for (struct kvr_json_iter i = kvr_json_iter(o); out->n < KVR_UNKNOWN_MAX && kvr_json_next(&i);)
+        if (!is_known(i.key, i.key_len, lists, lists_n))
+            snprintf(out->names[out->n++], KVR_UNKNOWN_NAME_MAX, "%.*s", (int)KVR_MIN(i.key_len, (size_t)KVR_UNKNOWN_NAME_MAX - 1), i.key);
 }
 
 void kvr_unknown_member_say(const char *name, const char *const *const *lists, size_t lists_n, char *out, size_t cap)

@@ -157,15 +157,6 @@ static bool is_given(struct kvr_json v)
     return kvr_json_type_of(v) > KVR_JSON_NULL;
 }
 
-static int on_condition(void *ctx, const char *key, size_t key_len, struct kvr_json c)
-{
-    bool *ready = ctx;
-    (void)key;
-    (void)key_len;
-    if (kvr_json_is_str(kvr_json_get(c, "type"), "Ready")) *ready = kvr_json_is_str(kvr_json_get(c, "status"), "True");
-    return 0;
-}
-
 static void read_role(struct kvr_json labels, struct kvr_kube_pod *out)
 {
     static const char *const roles[][2] = {{"prefill", "prefill"}, {"decode", "decode"}, {"both", "both"}, {"prefill-decode", "both"}};
@@ -197,7 +188,8 @@ const char *kvr_kube_pod_read(struct kvr_json object, struct kvr_kube_pod *out)
     if (!copy_object_name(metadata, out->name)) return "it has no name";
     if (!copy_uid(metadata, out->uid)) return "it has no uid";
     if (is_given(address) && !kvr_json_is_str(address, "") && !copy_address(address, out->address, &v6)) return "its podIP is no address";
-    (void)kvr_json_each(kvr_json_get(status, "conditions"), on_condition, &out->ready);
+    for (struct kvr_json_iter i = kvr_json_iter(kvr_json_get(status, "conditions")); kvr_json_next(&i);)
+        if (kvr_json_is_str(kvr_json_get(i.value, "type"), "Ready")) out->ready = kvr_json_is_str(kvr_json_get(i.value, "status"), "True");
     out->over = kvr_json_is_str(phase, "Succeeded") || kvr_json_is_str(phase, "Failed");
     if (out->over || is_given(kvr_json_get(metadata, "deletionTimestamp"))) out->ready = false;
     read_role(kvr_json_get(metadata, "labels"), out);
@@ -206,22 +198,27 @@ const char *kvr_kube_pod_read(struct kvr_json object, struct kvr_kube_pod *out)
 
 /* ---- pools ----------------------------------------------------------------------------------------------------------- */
 
-static int on_label(void *ctx, const char *key, size_t key_len, struct kvr_json value)
+static bool read_labels(struct kvr_json labels, char out[KVR_KUBE_SELECTOR_MAX])
 {
-    char *out = ctx;
     const char *text;
-    size_t len, at = strlen(out);
-    if (!kvr_json_as_str(value, &text, &len) || !label_ok(key, key_len, text, len)) return -1;
-    int n = snprintf(out + at, KVR_KUBE_SELECTOR_MAX - at, "%s%.*s=%.*s", at ? "," : "", (int)key_len, key, (int)len, text);
-    return n < 0 || (size_t)n >= KVR_KUBE_SELECTOR_MAX - at ? -1 : 0;
+    size_t len, at = 0;
+    if (kvr_json_type_of(labels) != KVR_JSON_OBJECT) return false;
+    for (struct kvr_json_iter i = kvr_json_iter(labels); kvr_json_next(&i);) {
+        if (!kvr_json_as_str(i.value, &text, &len) || !label_ok(i.key, i.key_len, text, len)) return false;
+        int n = snprintf(out + at, KVR_KUBE_SELECTOR_MAX - at, "%s%.*s=%.*s", at ? "," : "", (int)i.key_len, i.key, (int)len, text);
+        if (n < 0 || (size_t)n >= KVR_KUBE_SELECTOR_MAX - at) return false;
+        at += (size_t)n;
+    }
+    return at > 0;
 }
 
-static int on_target_port(void *ctx, const char *key, size_t key_len, struct kvr_json value)
+static bool read_target_ports(struct kvr_json ports, struct kvr_kube_ports *out)
 {
     uint64_t port;
-    (void)key;
-    (void)key_len;
-    return kvr_json_as_u64(kvr_json_get(value, "number"), &port) && add_port(ctx, port) ? 0 : -1;
+    if (kvr_json_type_of(ports) != KVR_JSON_ARRAY) return false;
+    for (struct kvr_json_iter i = kvr_json_iter(ports); kvr_json_next(&i);)
+        if (!kvr_json_as_u64(kvr_json_get(i.value, "number"), &port) || !add_port(out, port)) return false;
+    return out->n > 0;
 }
 
 const char *kvr_kube_pool_read(struct kvr_json object, struct kvr_kube_pool *out)
@@ -231,25 +228,19 @@ const char *kvr_kube_pool_read(struct kvr_json object, struct kvr_kube_pool *out
     memset(out, 0, sizeof *out);
     if (is_given(protocol) && !kvr_json_is_str(protocol, "http"))
         return "its appProtocol is not http: workers are spoken to by HTTP/1.1 alone";
-    if (kvr_json_type_of(labels) != KVR_JSON_OBJECT || kvr_json_each(labels, on_label, out->selector) || !out->selector[0])
-        return "its spec.selector.matchLabels is missing, or has what is no label";
-    if (kvr_json_type_of(ports) != KVR_JSON_ARRAY || kvr_json_each(ports, on_target_port, &out->ports) || !out->ports.n)
-        return "its spec.targetPorts are not one to eight ports, each of them once";
+    if (!read_labels(labels, out->selector)) return "its spec.selector.matchLabels is missing, or has what is no label";
+    if (!read_target_ports(ports, &out->ports)) return "its spec.targetPorts are not one to eight ports, each of them once";
     return NULL;
 }
 
 /* ---- slices ---------------------------------------------------------------------------------------------------------- */
 
-static int on_endpoint(void *ctx, const char *key, size_t key_len, struct kvr_json e)
+static void add_endpoint(struct kvr_kube_slice *s, struct kvr_json e)
 {
-    struct kvr_kube_slice *s = ctx;
     bool ready = true, v6; /* not said: ready */
-    (void)key;
-    (void)key_len;
     (void)kvr_json_as_bool(kvr_json_get(kvr_json_get(e, "conditions"), "ready"), &ready);
-    if (!ready || s->n == KVR_KUBE_SLICE_MAX) return 0;
+    if (!ready || s->n == KVR_KUBE_SLICE_MAX) return;
     s->n += copy_address(kvr_json_at(kvr_json_get(e, "addresses"), 0), s->addresses[s->n], &v6) && v6 == s->v6;
-    return 0;
 }
 
 const char *kvr_kube_slice_read(struct kvr_json object, struct kvr_kube_slice *out)
@@ -259,6 +250,6 @@ const char *kvr_kube_slice_read(struct kvr_json object, struct kvr_kube_slice *o
     if (!copy_object_name(kvr_json_get(object, "metadata"), out->name)) return "it has no name";
     out->v6 = kvr_json_is_str(family, "IPv6");
     if (!out->v6 && !kvr_json_is_str(family, "IPv4")) return "its addressType is neither IPv4 nor IPv6";
-    (void)kvr_json_each(kvr_json_get(object, "endpoints"), on_endpoint, out);
+    for (struct kvr_json_iter i = kvr_json_iter(kvr_json_get(object, "endpoints")); kvr_json_next(&i);) add_endpoint(out, i.value);
     return NULL;
 }

@@ -20,13 +20,10 @@ static int wrong(struct reading *r, const char *what)
     return -KVR_EFORMAT;
 }
 
-static int read_object(void *ctx, const char *key, size_t key_len, struct kvr_json v)
+static int read_object(struct reading *r, struct kvr_json v)
 {
-    struct reading *r = ctx;
     struct kvr_json offsets = kvr_json_get(v, "offsets");
     uint64_t hash = 0;
-    (void)key;
-    (void)key_len;
     if (!kvr_json_as_u64(kvr_json_get(v, "mm_hash"), &hash)) return wrong(r, "`mm_hash` must be a whole number from 0 to 2^64 - 1");
     if (kvr_json_type_of(offsets) > KVR_JSON_NULL && kvr_json_type_of(offsets) != KVR_JSON_ARRAY)
         return wrong(r, "`offsets` must be a list");
@@ -35,22 +32,26 @@ static int read_object(void *ctx, const char *key, size_t key_len, struct kvr_js
     return 0;
 }
 
-static int read_block(void *ctx, const char *key, size_t key_len, struct kvr_json v)
+static int read_block(struct reading *r, struct kvr_json v)
 {
-    struct reading *r = ctx;
     size_t before = r->objects;
-    (void)key;
-    (void)key_len;
     if (kvr_json_type_of(v) != KVR_JSON_NULL) {
         struct kvr_json objects = kvr_json_get(v, "mm_objects");
         if (kvr_json_type_of(v) != KVR_JSON_OBJECT || kvr_json_type_of(objects) != KVR_JSON_ARRAY)
             return wrong(r, "allowed: null or an object with the list `mm_objects`");
-        int rc = kvr_json_each(objects, read_object, r);
-        if (rc) return rc;
+        for (struct kvr_json_iter i = kvr_json_iter(objects); kvr_json_next(&i);)
+            if (read_object(r, i.value)) return -KVR_EFORMAT;
         if (r->objects - before > KVR_MM_OBJECTS_MAX) return wrong(r, "more than 64 objects in one block");
     }
     if (r->out) r->out->blocks[r->block] = (struct kvr_mm_block){r->out->hashes + before, r->objects - before};
     r->block++;
+    return 0;
+}
+
+static int read_blocks(struct reading *r, struct kvr_json list)
+{
+    for (struct kvr_json_iter i = kvr_json_iter(list); kvr_json_next(&i);)
+        if (read_block(r, i.value)) return -KVR_EFORMAT;
     return 0;
 }
 
@@ -68,14 +69,14 @@ int kvr_mm_infos_read(struct kvr_json body, size_t blocks_max, struct kvr_mm_inf
         snprintf(why, cap, "block_mm_infos %s", what);
         return -KVR_EFORMAT;
     }
-    int rc = kvr_json_each(list, read_block, &r);
+    int rc = read_blocks(&r, list);
     if (rc || r.objects == 0) return rc;
     out->n = r.block;
     out->blocks = malloc(r.block * sizeof *out->blocks);
     out->hashes = malloc(r.objects * sizeof *out->hashes);
     if (!out->blocks || !out->hashes) return -KVR_ENOMEM;
     r = (struct reading){.out = out, .why = why, .cap = cap};
-    return kvr_json_each(list, read_block, &r);
+    return read_blocks(&r, list);
 }
 
 void kvr_mm_infos_free(struct kvr_mm_infos *m)

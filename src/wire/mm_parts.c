@@ -90,15 +90,6 @@ static void take_text(struct digest *d, const char *s, size_t len)
     take(d, 's', s, len);
 }
 
-static void take_value(struct digest *d, struct kvr_json v);
-
-static int take_member(void *ctx, const char *key, size_t key_len, struct kvr_json v)
-{
-    if (key) take(ctx, 'k', key, key_len);
-    take_value(ctx, v);
-    return 0;
-}
-
 static void take_value(struct digest *d, struct kvr_json v)
 {
     const char *s;
@@ -115,7 +106,10 @@ static void take_value(struct digest *d, struct kvr_json v)
     else if (kvr_json_as_bool(v, &flag)) whole = flag;
     take(d, (uint64_t)type, &whole, sizeof whole);
     if (type != KVR_JSON_ARRAY && type != KVR_JSON_OBJECT) return;
-    kvr_json_each(v, take_member, d);
+    for (struct kvr_json_iter i = kvr_json_iter(v); kvr_json_next(&i);) {
+        if (i.key) take(d, 'k', i.key, i.key_len);
+        take_value(d, i.value);
+    }
     take(d, 'e', "", 0);
 }
 
@@ -137,22 +131,21 @@ void kvr_part_digest(const char *key, size_t key_len, struct kvr_json part, unsi
 
 /* ---- where they are ---------------------------------------------------------------------------------- */
 
-static int is_object_part(void *ctx, const char *key, size_t key_len, struct kvr_json part)
+static bool is_object_part(struct kvr_json part)
 {
     const char *s;
     size_t len;
-    (void)ctx;
-    (void)key;
-    (void)key_len;
     return !kvr_part_text(part, &s, &len);
 }
 
-static int has_object_part(void *ctx, const char *key, size_t key_len, struct kvr_json message)
+static bool has_object_part(struct kvr_json message)
 {
     struct kvr_json content = kvr_json_get(message, "content");
-    enum kvr_json_type type = kvr_json_type_of(content);
-    if (type == KVR_JSON_ARRAY) return kvr_json_each(content, is_object_part, NULL);
-    return type == KVR_JSON_OBJECT ? is_object_part(ctx, key, key_len, content) : 0;
+    if (kvr_json_type_of(content) == KVR_JSON_OBJECT) return is_object_part(content);
+    if (kvr_json_type_of(content) != KVR_JSON_ARRAY) return false;
+    for (struct kvr_json_iter i = kvr_json_iter(content); kvr_json_next(&i);)
+        if (is_object_part(i.value)) return true;
+    return false;
 }
 
 const char *const kvr_mm_members[KVR_MM_MEMBERS] = {"prompt_embeds", "multi_modal_data", "image_data", "audio_data", "video_data"};
@@ -168,13 +161,16 @@ bool kvr_mm_parts_any(struct kvr_json body)
 {
     struct kvr_json messages = kvr_json_get(body, "messages");
     if (has_member(body)) return true;
-    return kvr_json_type_of(messages) == KVR_JSON_ARRAY && kvr_json_each(messages, has_object_part, NULL) != 0;
+    if (kvr_json_type_of(messages) != KVR_JSON_ARRAY) return false;
+    for (struct kvr_json_iter i = kvr_json_iter(messages); kvr_json_next(&i);)
+        if (has_object_part(i.value)) return true;
+    return false;
 }
 
 /* ---- taking them out: a walk over the text, which is known to be JSON, beside the parsed values ------ */
 
 struct removal {
-    const char *at, *end; /* the element that the next callback is for */
+    const char *at, *end; /* the element whose turn it is */
     const char *copied;   /* so far */
     struct kvr_buf *out;
     bool kept; /* a part was written */
@@ -186,38 +182,36 @@ static void next_element(struct removal *r)
     if (r->at < r->end && *r->at == ',') r->at = kvr_json_text_space(r->at + 1, r->end);
 }
 
-static int keep_text(void *ctx, const char *key, size_t key_len, struct kvr_json part)
+static void keep_text(struct removal *r, struct kvr_json part)
 {
-    struct removal *r = ctx;
-    if (!is_object_part(NULL, key, key_len, part)) {
+    if (!is_object_part(part)) {
         kvr_buf_str(r->out, r->kept ? "," : "[");
         kvr_buf_add(r->out, r->at, (size_t)(kvr_json_text_end(r->at, r->end) - r->at));
         r->kept = true;
     }
     next_element(r);
-    return 0;
 }
 
 /* Writes what is left of a message's content at p. */
 static void write_content(const struct removal *r, const char *p, struct kvr_json content)
 {
     struct removal parts = {.at = kvr_json_text_space(p + 1, r->end), .end = r->end, .out = r->out};
-    if (kvr_json_type_of(content) == KVR_JSON_ARRAY) kvr_json_each(content, keep_text, &parts);
+    struct kvr_json_iter i = kvr_json_iter(content);
+    while (kvr_json_type_of(content) == KVR_JSON_ARRAY && kvr_json_next(&i)) keep_text(&parts, i.value);
     kvr_buf_str(r->out, parts.kept ? "]" : "\"\"");
 }
 
-static int clean_message(void *ctx, const char *key, size_t key_len, struct kvr_json message)
+static bool clean_message(struct removal *r, struct kvr_json message)
 {
-    struct removal *r = ctx;
-    if (has_object_part(NULL, key, key_len, message)) {
+    if (has_object_part(message)) {
         const char *p = kvr_json_text_member(r->at, r->end, "content");
-        if (!p || p >= r->end || (*p != '[' && *p != '{')) return 1;
+        if (!p || p >= r->end || (*p != '[' && *p != '{')) return false;
         kvr_buf_add(r->out, r->copied, (size_t)(p - r->copied));
         write_content(r, p, kvr_json_get(message, "content"));
         r->copied = kvr_json_text_end(p, r->end);
     }
     next_element(r);
-    return 0;
+    return true;
 }
 
 bool kvr_mm_parts_remove(const char *text, size_t len, struct kvr_json body, struct kvr_buf *out)
@@ -225,7 +219,8 @@ bool kvr_mm_parts_remove(const char *text, size_t len, struct kvr_json body, str
     const char *end = text + len, *messages = kvr_json_text_member(kvr_json_text_space(text, end), end, "messages");
     if (!messages || *messages != '[' || has_member(body)) return false;
     struct removal r = {.at = kvr_json_text_space(messages + 1, end), .end = end, .copied = text, .out = out};
-    if (kvr_json_each(kvr_json_get(body, "messages"), clean_message, &r)) return false;
+    for (struct kvr_json_iter i = kvr_json_iter(kvr_json_get(body, "messages")); kvr_json_next(&i);)
+        if (!clean_message(&r, i.value)) return false;
     kvr_buf_add(out, r.copied, (size_t)(end - r.copied));
     return true;
 }

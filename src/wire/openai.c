@@ -13,14 +13,6 @@ static bool is_number(struct kvr_json v)
     return kvr_json_type_of(v) == KVR_JSON_INT || kvr_json_type_of(v) == KVR_JSON_RANGE;
 }
 
-static int add_count(void *ctx, const char *key, size_t key_len, struct kvr_json list)
-{
-    (void)key;
-    (void)key_len;
-    *(uint64_t *)ctx += kvr_json_count(list);
-    return 0;
-}
-
 /* Prompt forms: string; array of tokens; array of these; anything else is left to the engine. */
 void kvr_openai_take_prompt(struct kvr_openai_request *out, struct kvr_json prompt)
 {
@@ -30,7 +22,7 @@ void kvr_openai_take_prompt(struct kvr_openai_request *out, struct kvr_json prom
         out->tokens = prompt;
     } else if (kvr_json_type_of(first) == KVR_JSON_ARRAY && is_number(kvr_json_at(first, 0))) {
         out->tokens = first;
-        kvr_json_each(prompt, add_count, &out->tokens_sum);
+        for (struct kvr_json_iter i = kvr_json_iter(prompt); kvr_json_next(&i);) out->tokens_sum += kvr_json_count(i.value);
     }
     out->tokens_n = kvr_json_count(out->tokens);
 }
@@ -138,25 +130,29 @@ static void add_object(struct kvr_buf *out, const char *key, size_t key_len, str
     kvr_buf_add(out, mark, sizeof mark);
 }
 
-static int add_part_text(void *ctx, const char *key, size_t key_len, struct kvr_json part)
+static bool has_room(const struct text *t)
 {
-    const struct text *t = ctx;
+    return !t->out->failed && t->out->len <= t->max;
+}
+
+static void add_part_text(const struct text *t, struct kvr_json part)
+{
     const char *s;
     size_t len;
-    (void)key;
-    (void)key_len;
     if (kvr_part_text(part, &s, &len)) kvr_buf_add(t->out, s, len);
     else add_object(t->out, NULL, 0, part);
-    return t->out->failed || t->out->len > t->max;
+}
+
+static void add_parts(const struct text *t, struct kvr_json list)
+{
+    for (struct kvr_json_iter i = kvr_json_iter(list); has_room(t) && kvr_json_next(&i);) add_part_text(t, i.value);
 }
 
 /* Members of a message that templates write out too: names, calls of tools, reasoning. */
-static int add_other_member(void *ctx, const char *key, size_t key_len, struct kvr_json v)
+static void add_other_member(const struct text *t, const struct kvr_json_iter *m)
 {
-    const struct text *t = ctx;
-    bool known = (key_len == 4 && memcmp(key, "role", 4) == 0) || (key_len == 7 && memcmp(key, "content", 7) == 0);
-    if (!known && kvr_json_type_of(v) != KVR_JSON_NULL) add_object(t->out, key, key_len, v);
-    return t->out->failed || t->out->len > t->max;
+    bool known = (m->key_len == 4 && memcmp(m->key, "role", 4) == 0) || (m->key_len == 7 && memcmp(m->key, "content", 7) == 0);
+    if (!known && kvr_json_type_of(m->value) != KVR_JSON_NULL) add_object(t->out, m->key, m->key_len, m->value);
 }
 
 static void add_members(struct kvr_json body, const char *const *names, size_t n, struct kvr_buf *out)
@@ -176,22 +172,19 @@ static void add_template_members(struct kvr_json body, struct kvr_buf *out)
     add_members(body, names, KVR_ARRAY_LEN(names), out);
 }
 
-static int add_message_text(void *ctx, const char *key, size_t key_len, struct kvr_json message)
+static void add_message_text(const struct text *t, struct kvr_json message)
 {
-    const struct text *t = ctx;
     const char *s;
     size_t len;
-    (void)key;
-    (void)key_len;
     struct kvr_json content = kvr_json_get(message, "content");
     kvr_buf_add(t->out, "<|", 2);
     if (kvr_json_as_str(kvr_json_get(message, "role"), &s, &len)) kvr_buf_add(t->out, s, len);
     kvr_buf_add(t->out, "|>\n", 3);
-    if (kvr_json_type_of(message) == KVR_JSON_OBJECT) kvr_json_each(message, add_other_member, ctx);
-    if (kvr_json_type_of(content) == KVR_JSON_ARRAY) kvr_json_each(content, add_part_text, ctx);
-    else if (kvr_json_type_of(content) > KVR_JSON_NULL) add_part_text(ctx, NULL, 0, content);
+    struct kvr_json_iter i = kvr_json_iter(message);
+    while (kvr_json_type_of(message) == KVR_JSON_OBJECT && has_room(t) && kvr_json_next(&i)) add_other_member(t, &i);
+    if (kvr_json_type_of(content) == KVR_JSON_ARRAY) add_parts(t, content);
+    else if (kvr_json_type_of(content) > KVR_JSON_NULL) add_part_text(t, content);
     kvr_buf_add(t->out, "<|end|>\n", 8);
-    return t->out->failed || t->out->len > t->max;
 }
 
 bool kvr_openai_prompt_text(const struct kvr_openai_request *r, struct kvr_buf *out)
@@ -200,14 +193,15 @@ bool kvr_openai_prompt_text(const struct kvr_openai_request *r, struct kvr_buf *
     if (r->has_messages || r->has_prompt) add_members(r->root, kvr_mm_members, KVR_MM_MEMBERS, out);
     if (r->has_messages) {
         add_template_members(r->root, out);
-        kvr_json_each(kvr_json_get(r->root, "messages"), add_message_text, &t);
+        struct kvr_json_iter i = kvr_json_iter(kvr_json_get(r->root, "messages"));
+        while (has_room(&t) && kvr_json_next(&i)) add_message_text(&t, i.value);
         kvr_buf_str(out, "<|assistant|>\n");
         return true;
     }
     if (!r->has_prompt) return false;
     struct kvr_json prompt = kvr_json_get(r->root, "prompt");
-    if (kvr_json_type_of(prompt) == KVR_JSON_STRING) add_part_text(&t, NULL, 0, prompt);
-    else kvr_json_each(prompt, add_part_text, &t);
+    if (kvr_json_type_of(prompt) == KVR_JSON_STRING) add_part_text(&t, prompt);
+    else add_parts(&t, prompt);
     return true;
 }
 

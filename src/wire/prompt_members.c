@@ -145,21 +145,18 @@ struct seen {
     bool unknown, connects, hides, reports;
 };
 
-static int read_xarg(void *ctx, const char *key, size_t key_len, struct kvr_json v)
+/* Of members of one name any may say it. */
+static bool asks_for_reports(struct kvr_json xargs)
 {
     static const char mode[] = "kv_cache_report_mode";
-    struct seen *s = ctx;
-    const char *text;
-    size_t len;
-    bool is_mode = key_len == sizeof mode - 1 && memcmp(key, mode, key_len) == 0;
-    s->reports |= is_mode && kvr_json_as_str(v, &text, &len) && len == 4 && memcmp(text, "full", 4) == 0;
-    return 0;
+    for (struct kvr_json_iter i = kvr_json_iter(xargs); kvr_json_type_of(xargs) == KVR_JSON_OBJECT && kvr_json_next(&i);)
+        if (i.key_len == sizeof mode - 1 && memcmp(i.key, mode, i.key_len) == 0 && kvr_json_is_str(i.value, "full")) return true;
+    return false;
 }
 
-static int note_member(void *ctx, const char *key, size_t key_len, struct kvr_json v)
+static void note_member(struct seen *s, const char *key, size_t key_len, struct kvr_json v)
 {
-    struct seen *s = ctx;
-    if (kvr_json_type_of(v) == KVR_JSON_NULL) return 0;
+    if (kvr_json_type_of(v) == KVR_JSON_NULL) return;
     size_t low = 0, high = KVR_ARRAY_LEN(members);
     while (low < high) {
         size_t mid = (low + high) / 2;
@@ -167,15 +164,14 @@ static int note_member(void *ctx, const char *key, size_t key_len, struct kvr_js
         if (order == 0 && members[mid].name[key_len]) order = 1;
         if (order == 0) {
             s->connects |= members[mid].effect == CONNECTS || members[mid].effect == XARGS;
-            if (members[mid].effect == XARGS && kvr_json_type_of(v) == KVR_JSON_OBJECT) kvr_json_each(v, read_xarg, s);
+            s->reports |= members[mid].effect == XARGS && asks_for_reports(v);
             s->hides |= members[mid].effect == HIDES;
-            return 0;
+            return;
         }
         if (order < 0) low = mid + 1;
         else high = mid;
     }
     s->unknown = true;
-    return 0;
 }
 
 /* ---- values ------------------------------------------------------------------------------------------ */
@@ -369,7 +365,7 @@ void kvr_prompt_members_read(struct kvr_json body, enum kvr_prompt_form form, st
     struct seen seen = {0};
     memset(out, 0, sizeof *out);
     read_values(body, form, out);
-    kvr_json_each(body, note_member, &seen);
+    for (struct kvr_json_iter i = kvr_json_iter(body); kvr_json_next(&i);) note_member(&seen, i.key, i.key_len, i.value);
     if (form == KVR_FORM_CHAT && kvr_mm_parts_any(body)) {
         out->multimodal = true;
         out->certainty = KVR_MAX(out->certainty, KVR_PROMPT_LEADING);

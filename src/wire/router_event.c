@@ -8,35 +8,12 @@
 
 enum { EVENT_BLOCKS_MAX = 1 << 20 };
 
-struct block_list {
-    struct kvr_block *blocks;
-    size_t n;
-};
-
-static int read_block(void *ctx, const char *key, size_t key_len, struct kvr_json v)
-{
-    struct block_list *l = ctx;
-    struct kvr_block *b = &l->blocks[l->n++];
-    (void)key;
-    (void)key_len;
-    bool ok =
-        kvr_json_as_u64(kvr_json_get(v, "block_hash"), &b->block_hash) && kvr_json_as_u64(kvr_json_get(v, "tokens_hash"), &b->tokens_hash);
-    return ok ? 0 : 1;
-}
-
-static bool is_text(struct kvr_json v, const char *text)
-{
-    const char *s;
-    size_t n;
-    return kvr_json_as_str(v, &s, &n) && n == strlen(text) && memcmp(s, text, n) == 0;
-}
-
 static bool read_tier(struct kvr_json v, enum kvr_tier *out)
 {
     *out = KVR_TIER_DEVICE;
     if (kvr_json_type_of(v) == KVR_JSON_NONE) return true;
     for (int t = 0; t < KVR_TIER_COUNT; t++)
-        if (is_text(v, kvr_tier_name((enum kvr_tier)t))) {
+        if (kvr_json_is_str(v, kvr_tier_name((enum kvr_tier)t))) {
             *out = (enum kvr_tier)t;
             return true;
         }
@@ -92,8 +69,11 @@ static int read_stored(struct kvr_json o, struct kvr_event *ev, struct kvr_block
     }
     if (!read_lower(kvr_json_get(o, "lower"), &ev->lower)) return -KVR_EFORMAT;
     if (!room_for(blocks, cap, n)) return -KVR_ENOMEM;
-    struct block_list l = {*blocks, 0};
-    if (n && kvr_json_each(list, read_block, &l)) return -KVR_EFORMAT;
+    struct kvr_block *b = *blocks;
+    for (struct kvr_json_iter i = kvr_json_iter(list); kvr_json_next(&i); b++)
+        if (!kvr_json_as_u64(kvr_json_get(i.value, "block_hash"), &b->block_hash) ||
+            !kvr_json_as_u64(kvr_json_get(i.value, "tokens_hash"), &b->tokens_hash))
+            return -KVR_EFORMAT;
     ev->kind = KVR_EVENT_STORED;
     ev->blocks = *blocks;
     ev->blocks_n = n;
@@ -114,9 +94,9 @@ int kvr_router_event_read(struct kvr_json o, struct kvr_event *out, struct kvr_b
         return -KVR_EFORMAT;
     out->worker.dp_rank = (uint32_t)rank;
     if (!read_tier(kvr_json_get(o, "storage_tier"), &out->tier)) return -KVR_EFORMAT;
-    if (kvr_json_type_of(domain) != KVR_JSON_NONE && !is_text(domain, "worker")) return -KVR_EFORMAT;
+    if (kvr_json_type_of(domain) != KVR_JSON_NONE && !kvr_json_is_str(domain, "worker")) return -KVR_EFORMAT;
     if (kvr_json_type_of(stored) == KVR_JSON_OBJECT) return read_stored(stored, out, blocks, cap);
     if (kvr_json_type_of(removed) == KVR_JSON_OBJECT) return read_removed(removed, out, blocks, cap);
     out->kind = KVR_EVENT_CLEARED;
-    return is_text(data, "cleared") ? 0 : -KVR_EFORMAT;
+    return kvr_json_is_str(data, "cleared") ? 0 : -KVR_EFORMAT;
 }

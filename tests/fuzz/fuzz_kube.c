@@ -45,15 +45,6 @@ static void take_object(struct kvr_json o)
         KVR_ASSERT(is_address(slice.addresses[i]) && slice.v6 == (strchr(slice.addresses[i], ':') != NULL));
 }
 
-static int on_item(void *ctx, const char *key, size_t len, struct kvr_json item)
-{
-    (void)ctx;
-    (void)key;
-    (void)len;
-    take_object(item);
-    return 0;
-}
-
 /* What was encoded has no character that a head or a query ends with. */
 static void encode(const char *text)
 {
@@ -84,7 +75,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     if (kvr_kube_page_read(root, &page)) {
         KVR_ASSERT(page.version[0]);
-        (void)kvr_json_each(page.items, on_item, NULL);
+        for (struct kvr_json_iter i = kvr_json_iter(page.items); kvr_json_next(&i);) take_object(i.value);
         encode(page.more);
     }
     return 0;

@@ -249,12 +249,12 @@ struct listing {
     size_t n, cap;
 };
 
-static int take_listener(void *ctx, const char *rank, size_t rank_len, struct kvr_json v)
+static void take_listener(struct listing *l, const struct kvr_json_iter *rank)
 {
-    struct listing *l = ctx;
     struct doctor *d = l->d;
+    struct kvr_json v = rank->value;
     char state[24], reason[160], why[160], what[16];
-    snprintf(what, sizeof what, "%.*s", (int)KVR_MIN(rank_len, sizeof what - 1), rank);
+    snprintf(what, sizeof what, "%.*s", (int)KVR_MIN(rank->key_len, sizeof what - 1), rank->key);
     text_of(v, "status", state, sizeof state);
     text_of(v, "untrusted_reason", reason, sizeof reason);
     text_of(v, "view_reason", why, sizeof why);
@@ -266,13 +266,12 @@ static int take_listener(void *ctx, const char *rank, size_t rank_len, struct kv
     if (number_of(v, "block_size_mismatches", 0))
         found(d, PROBLEM, l->subject, "block size", "register the engine's --block-size", "the engine's differs from the registered %u",
               l->block_size);
-    if (!kvr_grow(&l->targets, &l->cap, l->n + 1, sizeof *l->targets)) return 0;
+    if (!kvr_grow(&l->targets, &l->cap, l->n + 1, sizeof *l->targets)) return;
     struct engine_target *t = &l->targets[l->n];
     *t = (struct engine_target){.block_size = l->block_size, .dp_start = (uint32_t)strtoul(what, NULL, 10), .dp_size = 1};
     snprintf(t->subject, sizeof t->subject, "%s", l->subject);
     text_of(v, "endpoint", t->events[0], sizeof t->events[0]);
     if (kvr_ingest_endpoint_ok(t->events[0])) l->n++;
-    return 0;
 }
 
 static void examine_indexer(struct doctor *d, const char *base, struct kvr_json list)
@@ -282,7 +281,7 @@ static void examine_indexer(struct doctor *d, const char *base, struct kvr_json 
         struct kvr_json w = kvr_json_at(list, i);
         snprintf(l.subject, sizeof l.subject, "instance %llu", (unsigned long long)number_of(w, "instance_id", 0));
         l.block_size = (uint32_t)KVR_MIN(number_of(w, "block_size", 16), (uint64_t)65536);
-        kvr_json_each(kvr_json_get(w, "listeners"), take_listener, &l);
+        for (struct kvr_json_iter r = kvr_json_iter(kvr_json_get(w, "listeners")); kvr_json_next(&r);) take_listener(&l, &r);
     }
     if (kvr_json_count(list) == 0) found(d, PROBLEM, base, "instances", "POST /register", "none is registered");
     for (size_t i = 0; i < l.n; i++) engine_examine(d, &l.targets[i]);

@@ -106,14 +106,11 @@ static bool ask(struct exam *e, const char *path, const char *body, const char *
 }
 
 /* The first served model, its context, and the first LoRA adapter. */
-static int take_model(void *ctx, const char *key, size_t key_len, struct kvr_json v)
+static void take_model(struct exam *e, struct kvr_json v)
 {
-    struct exam *e = ctx;
     const char *id, *parent;
     size_t n, m;
-    (void)key;
-    (void)key_len;
-    if (!kvr_json_as_str(kvr_json_get(v, "id"), &id, &n) || n >= sizeof e->model) return 0;
+    if (!kvr_json_as_str(kvr_json_get(v, "id"), &id, &n) || n >= sizeof e->model) return;
     bool lora = kvr_json_as_str(kvr_json_get(v, "parent"), &parent, &m) && m > 0;
     if (lora && !e->lora[0]) snprintf(e->lora, sizeof e->lora, "%.*s", (int)n, id);
     if (!lora && !e->model_len) (void)kvr_json_as_u64(kvr_json_get(v, "max_model_len"), &e->model_len);
@@ -121,7 +118,6 @@ static int take_model(void *ctx, const char *key, size_t key_len, struct kvr_jso
     if (!lora && !e->root[0] && strlen(e->model) == n && !memcmp(e->model, id, n) && kvr_json_as_str(kvr_json_get(v, "root"), &id, &m) &&
         m < sizeof e->root)
         snprintf(e->root, sizeof e->root, "%.*s", (int)m, id);
-    return 0;
 }
 
 static bool is_reachable(struct exam *e)
@@ -133,7 +129,7 @@ static bool is_reachable(struct exam *e)
         return false;
     }
     snprintf(e->model, sizeof e->model, "%s", e->t->model);
-    kvr_json_each(kvr_json_get(o, "data"), take_model, e);
+    for (struct kvr_json_iter i = kvr_json_iter(kvr_json_get(o, "data")); kvr_json_next(&i);) take_model(e, i.value);
     SAY(e, OK, "reachable", "", "serves model '%s'", e->model);
     return true;
 }

@@ -15,13 +15,10 @@ struct feed {
     uint64_t applied, failed;
 };
 
-static int take_event(void *ctx, const char *key, size_t key_len, struct kvr_json v)
+static int take_event(struct feed *f, struct kvr_json v)
 {
-    struct feed *f = ctx;
     struct indexer *x = f->rq->loop->indexer;
     struct kvr_event ev;
-    (void)key;
-    (void)key_len;
     int rc = kvr_router_event_read(v, &ev, &f->blocks, &f->cap);
     if (rc) return rc;
     if (catalogue_has_listener(x, ev.worker)) return -KVR_EEXISTS;
@@ -67,7 +64,9 @@ void events_post(struct request *rq, struct kvr_json o)
     } else if (!(f.part = catalogue_get(rq->loop->indexer, model, group, (uint32_t)bs))) {
         answer_error(rq, 409, "block_size mismatch for model=%s routing_group=%s: requested=%u", model, group, (unsigned)bs);
     } else {
-        answer(&f, kvr_json_each(events, take_event, &f));
+        int rc = 0;
+        for (struct kvr_json_iter i = kvr_json_iter(events); rc == 0 && kvr_json_next(&i);) rc = take_event(&f, i.value);
+        answer(&f, rc);
         partition_unref(f.part);
         free(f.blocks);
     }

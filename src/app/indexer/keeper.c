@@ -70,14 +70,11 @@ static bool number_of(struct kvr_json o, const char *key, uint64_t max, uint64_t
     return kvr_json_type_of(v) == KVR_JSON_NONE || (kvr_json_as_u64(v, out) && *out <= max);
 }
 
-static int register_one(void *ctx, const char *key, size_t key_len, struct kvr_json o)
+static void register_one(struct indexer *x, struct kvr_json o)
 {
-    struct indexer *x = ctx;
     struct registration r = {0};
     uint64_t rank = 0, bs = 0, chunk = 0;
     char err[1024];
-    (void)key;
-    (void)key_len;
     (void)kvr_json_copy_name(kvr_json_get(o, "model_name"), r.model, sizeof r.model);
     (void)kvr_json_copy_name(kvr_json_get(o, "routing_group"), r.group, sizeof r.group);
     (void)kvr_json_copy_name(kvr_json_get(o, "endpoint"), r.endpoint, sizeof r.endpoint);
@@ -91,14 +88,13 @@ static int register_one(void *ctx, const char *key, size_t key_len, struct kvr_j
                                                                                        : NULL;
     if (bad) {
         kvr_log_warning("kvroute indexer: a saved registration is left out: %s is not a number that is allowed", bad);
-        return 0;
+        return;
     }
     r.dp_rank = (uint32_t)rank;
     r.block_size = (uint32_t)bs;
     r.tiers.chunk = (uint32_t)chunk;
     int status = catalogue_register(x, &r, err, sizeof err);
     if (status && status != 409) kvr_log_warning("kvroute indexer: a saved registration is left out: %s", err);
-    return 0;
 }
 
 /* Returns: what is wrong, or NULL. */
@@ -119,7 +115,8 @@ static const char *use_workers(struct indexer *x, const char *text, size_t len)
         if (!kvr_json_as_u64(kvr_json_get(o, "version"), &version) || version != 1 || kvr_json_type_of(list) != KVR_JSON_ARRAY)
             why = "it is not a list of workers of version 1";
         else if (strcmp(want, have) != 0) why = "its checksum is wrong";
-        else why = kvr_json_each(list, register_one, x) ? "out of memory" : NULL;
+        else why = NULL;
+        for (struct kvr_json_iter i = kvr_json_iter(list); !why && kvr_json_next(&i);) register_one(x, i.value);
     }
     kvr_json_parser_free(p);
     return why;

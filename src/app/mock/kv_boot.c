@@ -72,32 +72,17 @@ static bool take_text(struct kvr_json v, char *out, size_t cap)
     return kvr_json_copy_name(v, out, cap) && out[0];
 }
 
-struct choosing {
-    const struct mock_lookup_question *asked;
-    struct kvr_json chosen;
-};
-
-static int take_engine(void *ctx, const char *key, size_t len, struct kvr_json rank)
-{
-    struct choosing *c = ctx;
-    char engine[MOCK_KV_NAME_MAX];
-    (void)key;
-    (void)len;
-    if (!take_text(kvr_json_get(rank, "engine_id"), engine, sizeof engine) || strcmp(engine, c->asked->engine) != 0) return 0;
-    c->chosen = rank;
-    return 1;
-}
-
 /* By name, or by number; else the room says which. */
 static struct kvr_json choose(const struct mock_lookup_question *asked, struct kvr_json all)
 {
-    struct choosing c = {asked, {0}};
+    static const struct kvr_json none;
     size_t n = kvr_json_count(all);
     char number[24];
-    if (kvr_json_type_of(all) != KVR_JSON_OBJECT || n == 0) return c.chosen;
+    if (kvr_json_type_of(all) != KVR_JSON_OBJECT || n == 0) return none;
     if (asked->engine[0]) {
-        kvr_json_each(all, take_engine, &c);
-        return c.chosen;
+        for (struct kvr_json_iter i = kvr_json_iter(all); kvr_json_next(&i);)
+            if (kvr_json_is_str(kvr_json_get(i.value, "engine_id"), asked->engine)) return i.value;
+        return none;
     }
     snprintf(number, sizeof number, "%llu", (unsigned long long)(asked->rank >= 0 ? (uint64_t)asked->rank : asked->room % n));
     return kvr_json_get(all, number);

@@ -45,52 +45,42 @@ static int text_tokens(const struct mock *m, const char *text, size_t len, bool 
     return 0;
 }
 
-struct chat {
-    struct kvr_buf *out;
-};
-
 /* A part of a message that has text, of any of the APIs; others are left out. */
-static int add_part(void *ctx, const char *key, size_t key_len, struct kvr_json part)
+static void add_part(struct kvr_buf *out, struct kvr_json part)
 {
-    struct chat *c = ctx;
     const char *s;
     size_t len;
-    (void)key;
-    (void)key_len;
-    if (kvr_json_as_str(part, &s, &len) || kvr_json_as_str(kvr_json_get(part, "text"), &s, &len)) kvr_buf_add(c->out, s, len);
-    return 0;
+    if (kvr_json_as_str(part, &s, &len) || kvr_json_as_str(kvr_json_get(part, "text"), &s, &len)) kvr_buf_add(out, s, len);
 }
 
-static void add_said(struct chat *c, const char *role, size_t role_len, struct kvr_json content)
+static void add_said(struct kvr_buf *out, const char *role, size_t role_len, struct kvr_json content)
 {
-    kvr_buf_add(c->out, "<|", 2);
-    kvr_buf_add(c->out, role, role_len);
-    kvr_buf_add(c->out, "|>\n", 3);
-    if (kvr_json_type_of(content) == KVR_JSON_ARRAY) kvr_json_each(content, add_part, c);
-    else add_part(c, NULL, 0, content);
-    kvr_buf_str(c->out, "<|end|>\n");
+    kvr_buf_add(out, "<|", 2);
+    kvr_buf_add(out, role, role_len);
+    kvr_buf_add(out, "|>\n", 3);
+    if (kvr_json_type_of(content) != KVR_JSON_ARRAY) add_part(out, content);
+    else
+        for (struct kvr_json_iter i = kvr_json_iter(content); kvr_json_next(&i);) add_part(out, i.value);
+    kvr_buf_str(out, "<|end|>\n");
 }
 
-static int add_message(void *ctx, const char *key, size_t key_len, struct kvr_json message)
+static void add_message(struct kvr_buf *out, struct kvr_json message)
 {
     const char *role = "user";
     size_t len = 4;
-    (void)key;
-    (void)key_len;
     kvr_json_as_str(kvr_json_get(message, "role"), &role, &len);
-    add_said(ctx, role, len, kvr_json_get(message, "content"));
-    return 0;
+    add_said(out, role, len, kvr_json_get(message, "content"));
 }
 
 /* What the conversation of /v1/responses or /v1/messages is as a chat: instructions first. */
 static void conversation(struct kvr_json root, enum mock_api api, struct kvr_buf *out)
 {
-    struct chat c = {out};
     struct kvr_json system = kvr_json_get(root, api == MOCK_RESPONSES ? "instructions" : "system");
     struct kvr_json said = kvr_json_get(root, api == MOCK_RESPONSES ? "input" : "messages");
-    if (kvr_json_type_of(system) > KVR_JSON_NULL) add_said(&c, "system", 6, system);
-    if (kvr_json_type_of(said) == KVR_JSON_ARRAY) kvr_json_each(said, add_message, &c);
-    else add_said(&c, "user", 4, said);
+    if (kvr_json_type_of(system) > KVR_JSON_NULL) add_said(out, "system", 6, system);
+    if (kvr_json_type_of(said) != KVR_JSON_ARRAY) add_said(out, "user", 4, said);
+    else
+        for (struct kvr_json_iter i = kvr_json_iter(said); kvr_json_next(&i);) add_message(out, i.value);
 }
 
 /* ---- prompts ----------------------------------------------------------------------------------------- */
@@ -119,13 +109,10 @@ struct reading {
     bool special;
 };
 
-static int add_one(void *ctx, const char *key, size_t key_len, struct kvr_json v)
+static int add_one(const struct reading *r, struct kvr_json v)
 {
-    struct reading *r = ctx;
     const char *s;
     size_t len;
-    (void)key;
-    (void)key_len;
     if (kvr_json_type_of(v) == KVR_JSON_ARRAY) return add_tokens(r->a, v, r->e);
     if (kvr_json_as_str(v, &s, &len)) {
         struct mock_prompt *p = new_prompt(r->a);
@@ -135,7 +122,7 @@ static int add_one(void *ctx, const char *key, size_t key_len, struct kvr_json v
 }
 
 /* A text, token ids, a list of texts or a list of lists of token ids. */
-static int read_prompts(struct reading *r, struct kvr_json root)
+static int read_prompts(const struct reading *r, struct kvr_json root)
 {
     struct kvr_json prompt = kvr_json_get(root, "prompt"), data = kvr_json_get(kvr_json_get(root, "nvext"), "token_data");
     const char *s;
@@ -144,11 +131,13 @@ static int read_prompts(struct reading *r, struct kvr_json root)
     if (kvr_json_type_of(prompt) == KVR_JSON_NONE || kvr_json_type_of(prompt) == KVR_JSON_NULL ||
         (kvr_json_as_str(prompt, &s, &len) && len == 0))
         return mock_fail(r->e, 400, BAD, "prompt", "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)");
-    if (kvr_json_type_of(prompt) != KVR_JSON_ARRAY) return add_one(r, NULL, 0, prompt);
+    if (kvr_json_type_of(prompt) != KVR_JSON_ARRAY) return add_one(r, prompt);
     if (kvr_json_count(prompt) == 0) return mock_fail(r->e, 400, BAD, NULL, "You must pass at least one prompt");
     enum kvr_json_type type = kvr_json_type_of(kvr_json_at(prompt, 0));
     if (type != KVR_JSON_ARRAY && type != KVR_JSON_STRING) return add_tokens(r->a, prompt, r->e);
-    return kvr_json_each(prompt, add_one, r);
+    int rc = 0;
+    for (struct kvr_json_iter i = kvr_json_iter(prompt); rc == 0 && kvr_json_next(&i);) rc = add_one(r, i.value);
+    return rc;
 }
 
 /* The chat's text is the one that the router's byte tokens are made of, so that a router without a tokenizer finds what it predicted. */
@@ -427,9 +416,7 @@ int mock_read_tokenize(struct mock *m, const char *body, size_t len, struct mock
         kvr_json_as_bool(kvr_json_get(root, "add_special_tokens"), &special);
         struct reading r = {m, &a, e, special};
         if (kvr_json_type_of(kvr_json_get(root, "messages")) == KVR_JSON_ARRAY) rc = read_chat(m, body, len, &a, e);
-        else
-            rc =
-                kvr_json_type_of(kvr_json_get(root, "prompt")) == KVR_JSON_STRING ? add_one(&r, NULL, 0, kvr_json_get(root, "prompt")) : -1;
+        else rc = kvr_json_type_of(kvr_json_get(root, "prompt")) == KVR_JSON_STRING ? add_one(&r, kvr_json_get(root, "prompt")) : -1;
         if (rc && !e->status) mock_fail(e, 400, "Bad Request", "body.prompt", "`prompt` or `messages` is required");
     }
     if (rc == 0) {

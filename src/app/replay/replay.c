@@ -358,18 +358,12 @@ static int request(const char *url, const char *path, const char *body, const ch
     return status;
 }
 
-static int reset_worker(void *ctx, const char *key, size_t key_len, struct kvr_json w)
+static void reset_worker(struct kvr_json w)
 {
     char url[512];
-    (void)ctx;
-    (void)key;
-    (void)key_len;
-    if (!kvr_json_copy_name(kvr_json_get(w, "endpoint"), url, sizeof url)) return 0;
-    for (int i = 0; i < 50; i++) {
-        if (request(url, "/reset_prefix_cache", "", NULL, NULL) != 503) return 0;
+    bool has = kvr_json_copy_name(kvr_json_get(w, "endpoint"), url, sizeof url);
+    for (int i = 0; has && i < 50 && request(url, "/reset_prefix_cache", "", NULL, NULL) == 503; i++)
         usleep(100000); /* requests that the last run broke off are still running */
-    }
-    return 0;
 }
 
 /* Same start for each mode: router mode set, the engines' caches empty. */
@@ -391,7 +385,7 @@ static int prepare_mode(const struct replay_options *o, const char *key, const c
     }
     if (request(o->admin_url, "/workers", NULL, key, &workers) == 200 && p &&
         kvr_json_parse(p, workers.data, workers.len, &root, NULL) == 0)
-        kvr_json_each(root, reset_worker, NULL);
+        for (struct kvr_json_iter i = kvr_json_iter(root); kvr_json_next(&i);) reset_worker(i.value);
     kvr_buf_free(&workers);
     kvr_json_parser_free(p);
     return 0;

@@ -125,30 +125,26 @@ static uint32_t heard_token(const struct replay_options *o, unsigned char c)
 
 /* The answer's text becomes part of the conversation: tokens of a mock engine are bytes. Those of other engines stand for several (a row of
  * spaces may be one), so no more are taken than were asked for: the conversation grows as it was ordered. */
-static int hear_choice(void *ctx, const char *key, size_t key_len, struct kvr_json choice)
+static void hear_choices(struct kvr_json answer, struct heard *h)
 {
-    struct heard *h = ctx;
     const char *s;
     size_t len;
-    (void)key;
-    (void)key_len;
-    if (kvr_json_as_str(kvr_json_get(choice, "text"), &s, &len))
-        for (size_t i = 0; i < len && h->n < h->most; i++) h->tokens[h->n++] = heard_token(h->o, (unsigned char)s[i]);
-    return 0;
+    for (struct kvr_json_iter c = kvr_json_iter(kvr_json_get(answer, "choices")); kvr_json_next(&c);)
+        if (kvr_json_as_str(kvr_json_get(c.value, "text"), &s, &len))
+            for (size_t i = 0; i < len && h->n < h->most; i++) h->tokens[h->n++] = heard_token(h->o, (unsigned char)s[i]);
 }
 
 static void hear(struct workload *w, const char *answer, size_t len, bool is_sse, struct heard *h)
 {
     struct kvr_json root;
     if (!is_sse) {
-        if (len && kvr_json_parse(w->json, answer, len, &root, NULL) == 0) kvr_json_each(kvr_json_get(root, "choices"), hear_choice, h);
+        if (len && kvr_json_parse(w->json, answer, len, &root, NULL) == 0) hear_choices(root, h);
         return;
     }
     while (len) {
         const char *nl = memchr(answer, '\n', len);
         size_t n = nl ? (size_t)(nl - answer) : len;
-        if (n > 6 && !memcmp(answer, "data: {", 7) && kvr_json_parse(w->json, answer + 6, n - 6, &root, NULL) == 0)
-            kvr_json_each(kvr_json_get(root, "choices"), hear_choice, h);
+        if (n > 6 && !memcmp(answer, "data: {", 7) && kvr_json_parse(w->json, answer + 6, n - 6, &root, NULL) == 0) hear_choices(root, h);
         len -= n + (nl ? 1 : 0);
         answer += n + (nl ? 1 : 0);
     }

@@ -52,14 +52,11 @@ static void read_state(struct kvr_json o, struct top_worker *w)
     if (!strcmp(w->state, "up") || !w->why[0]) text(o, "why_not_schedulable", w->why, sizeof w->why);
 }
 
-static int read_worker(void *ctx, const char *key, size_t key_len, struct kvr_json o)
+static void read_worker(struct top_look *l, struct kvr_json o)
 {
-    struct top_look *l = ctx;
     struct top_worker *w = &l->workers[l->n++];
     char url[256];
     uint64_t blocks = 0, total = number(o, "total_kv_blocks") * number(o, "data_parallel_size");
-    (void)key;
-    (void)key_len;
     text(o, "endpoint", url, sizeof url);
     snprintf(w->endpoint, sizeof w->endpoint, "%s", strncmp(url, "http://", 7) ? url : url + 7);
     w->id = number(o, "worker_id");
@@ -69,16 +66,12 @@ static int read_worker(void *ctx, const char *key, size_t key_len, struct kvr_js
     bool seen = !strcmp(w->view, "whole") || !strcmp(w->view, "partial");
     w->cache = total && seen ? (double)blocks / (double)total : -1;
     l->running += w->running;
-    return 0;
 }
 
 /* Of a rank: what is booked, and what its engine says. */
-static int read_load(void *ctx, const char *key, size_t key_len, struct kvr_json o)
+static void read_load(const struct top_look *l, struct kvr_json o)
 {
-    const struct top_look *l = ctx;
     uint64_t id = number(o, "worker_id"), waiting;
-    (void)key;
-    (void)key_len;
     for (struct top_worker *w = l->workers; w < l->workers + l->n; w++) {
         if (w->id != id) continue;
         w->prefill_tokens += number(o, "active_prefill_tokens");
@@ -86,7 +79,6 @@ static int read_load(void *ctx, const char *key, size_t key_len, struct kvr_json
         w->has_waiting = true;
         w->waiting += waiting;
     }
-    return 0;
 }
 
 /* ---- requests ---------------------------------------------------------------------------------------- */
@@ -97,19 +89,14 @@ struct decisions {
     uint64_t isl, predicted, told_isl, delivered; /* tokens; told: of those whose engine said what it had */
 };
 
-static int read_decision(void *ctx, const char *key, size_t key_len, struct kvr_json o)
+static void read_decision(struct decisions *d, struct kvr_json o)
 {
-    struct decisions *d = ctx;
     uint64_t isl = number(o, "isl_tokens"), delivered;
     double ttft = 0;
-    (void)key;
-    (void)key_len;
-    if (d->n++ >= DECISIONS_MAX) return 1;
     d->isl += isl;
     d->predicted += number(o, "predicted_cached_tokens");
     if (kvr_json_as_u64(kvr_json_get(o, "actual_cached_tokens"), &delivered)) d->told_isl += isl, d->delivered += delivered;
     if (kvr_json_as_double(kvr_json_get(o, "ttft_ms"), &ttft) && ttft > 0) d->ttft_ms[d->ttft_n++] = ttft;
-    return 0;
 }
 
 static int by_size(const void *a, const void *b)
@@ -121,9 +108,9 @@ static int by_size(const void *a, const void *b)
 static void read_decisions(struct kvr_json list, struct top_look *l)
 {
     struct decisions d = {0};
-    (void)kvr_json_each(list, read_decision, &d);
+    for (struct kvr_json_iter i = kvr_json_iter(list); d.n < DECISIONS_MAX && kvr_json_next(&i); d.n++) read_decision(&d, i.value);
     qsort(d.ttft_ms, d.ttft_n, sizeof *d.ttft_ms, by_size);
-    l->decisions = KVR_MIN(d.n, (size_t)DECISIONS_MAX);
+    l->decisions = d.n;
     l->predicted = d.isl ? (double)d.predicted / (double)d.isl : -1;
     l->delivered = d.told_isl ? (double)d.delivered / (double)d.told_isl : -1;
     l->ttft_p50_ms = d.ttft_n ? d.ttft_ms[d.ttft_n / 2] : -1;
@@ -148,8 +135,8 @@ bool look_read(struct kvr_json_parser *p, const char *status, size_t len, struct
     out->errors = number(o, "errors");
     out->retries = number(o, "retries");
     out->waiting = -1;
-    (void)kvr_json_each(workers, read_worker, out);
-    (void)kvr_json_each(kvr_json_get(o, "loads"), read_load, out);
+    for (struct kvr_json_iter i = kvr_json_iter(workers); kvr_json_next(&i);) read_worker(out, i.value);
+    for (struct kvr_json_iter i = kvr_json_iter(kvr_json_get(o, "loads")); kvr_json_next(&i);) read_load(out, i.value);
     read_decisions(kvr_json_get(o, "decisions"), out);
     return true;
 }

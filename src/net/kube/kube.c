@@ -258,15 +258,6 @@ static bool take_lines(struct kvr_kube_watch *w, const char *data, size_t len)
 
 static void ask(struct kvr_kube_watch *w);
 
-static int on_item(void *ctx, const char *key, size_t key_len, struct kvr_json item)
-{
-    struct kvr_kube_watch *w = ctx;
-    (void)key;
-    (void)key_len;
-    w->config.handler->object(w->config.ctx, item, KVR_KUBE_LISTED);
-    return 0;
-}
-
 static void take_page(struct kvr_kube_watch *w)
 {
     struct kvr_kube_page page;
@@ -278,7 +269,8 @@ static void take_page(struct kvr_kube_watch *w)
         return;
     }
     if (!w->more[0]) w->config.handler->begin(w->config.ctx);
-    (void)kvr_json_each(page.items, on_item, w);
+    for (struct kvr_json_iter i = kvr_json_iter(page.items); kvr_json_next(&i);)
+        w->config.handler->object(w->config.ctx, i.value, KVR_KUBE_LISTED);
     memcpy(w->more, page.more, sizeof w->more);
     kvr_buf_free(&w->text); /* pages are long, lines are not */
     if (!w->more[0]) {

@@ -72,13 +72,10 @@ void kvr_snapshot_head_free(struct kvr_snapshot_head *h)
     *h = (struct kvr_snapshot_head){0};
 }
 
-static int take_version(void *ctx, const char *key, size_t key_len, struct kvr_json o)
+static int take_version(struct kvr_snapshot_head *h, struct kvr_json o)
 {
-    struct kvr_snapshot_head *h = ctx;
     struct kvr_snapshot_version *v = &h->v[h->n];
     struct kvr_json hashes = kvr_json_get(o, "hashes");
-    (void)key;
-    (void)key_len;
     if (h->n == KVR_SNAPSHOT_KEPT) return 0;
     *v = (struct kvr_snapshot_version){.pieces = kvr_json_count(hashes)};
     if (!kvr_json_as_u64(kvr_json_get(o, "version"), &v->version) || !kvr_json_as_u64(kvr_json_get(o, "position"), &v->position) ||
@@ -107,7 +104,8 @@ int kvr_snapshots_head(struct kvr_snapshots *s, struct kvr_snapshot_head *out)
     list = rc ? (struct kvr_json){0} : kvr_json_get(o, "versions");
     bool ok =
         rc == 0 && kvr_json_as_u64(kvr_json_get(o, "format"), &format) && format == FORMAT && kvr_json_type_of(list) == KVR_JSON_ARRAY;
-    if (rc != -KVR_ENOMEM) rc = ok ? kvr_json_each(list, take_version, out) : -KVR_EFORMAT;
+    if (!ok && rc != -KVR_ENOMEM) rc = -KVR_EFORMAT;
+    for (struct kvr_json_iter i = kvr_json_iter(list); rc == 0 && kvr_json_next(&i);) rc = take_version(out, i.value);
     uint64_t revision = out->revision;
     if (rc) kvr_snapshot_head_free(out);
     out->revision = revision;

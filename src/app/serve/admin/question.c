@@ -74,60 +74,43 @@ static const char *read_prompt(struct kvr_json o, const struct kvr_ids *text_ids
     return has_seqs ? NULL : "token_ids";
 }
 
-static bool copy_name(struct kvr_json v, char *out, size_t cap)
+/* Readers of lists that are not absent or null. Returns: whether it is one of at most so many, and all of them are fine. */
+static bool is_list(struct kvr_json v, enum kvr_json_type type, size_t max)
 {
-    const char *s;
-    size_t len;
-    if (!kvr_json_as_name(v, &s, &len) || len == 0 || len >= cap) return false;
-    memcpy(out, s, len);
-    out[len] = 0;
+    return kvr_json_type_of(v) == type && kvr_json_count(v) <= max;
+}
+
+static bool read_required(struct kvr_json v, struct question *q)
+{
+    if (!is_list(v, KVR_JSON_ARRAY, TAINT_LIST_MAX)) return false;
+    for (struct kvr_json_iter i = kvr_json_iter(v); kvr_json_next(&i); q->required_n++)
+        if (!kvr_json_copy_name(i.value, q->required[q->required_n], sizeof q->required[0]) || !q->required[q->required_n][0]) return false;
     return true;
 }
 
-static int add_required(void *ctx, const char *key, size_t key_len, struct kvr_json v)
+static bool read_preferred(struct kvr_json v, struct question *q)
 {
-    struct question *q = ctx;
-    (void)key;
-    (void)key_len;
-    if (q->required_n == TAINT_LIST_MAX || !copy_name(v, q->required[q->required_n], sizeof q->required[0])) return 1;
-    q->required_n++;
-    return 0;
+    if (!is_list(v, KVR_JSON_OBJECT, TAINT_LIST_MAX)) return false;
+    for (struct kvr_json_iter i = kvr_json_iter(v); kvr_json_next(&i); q->preferred_n++) {
+        double *weight = &q->preferred_list[q->preferred_n].weight;
+        char *name = q->preferred[q->preferred_n];
+        if (i.key_len == 0 || i.key_len >= sizeof q->preferred[0] || memchr(i.key, 0, i.key_len)) return false;
+        if (!kvr_json_as_double(i.value, weight) || !isfinite(*weight)) return false;
+        memcpy(name, i.key, i.key_len);
+        name[i.key_len] = 0;
+    }
+    return true;
 }
 
-static int add_preferred(void *ctx, const char *key, size_t key_len, struct kvr_json v)
+static bool read_ranges(struct kvr_json v, struct question *q)
 {
-    struct question *q = ctx;
-    struct kvr_preferred_taint *p = &q->preferred_list[q->preferred_n];
-    char *name = q->preferred[q->preferred_n];
-    if (q->preferred_n == TAINT_LIST_MAX || !key || key_len == 0 || key_len >= sizeof q->preferred[0] || memchr(key, 0, key_len)) return 1;
-    if (!kvr_json_as_double(v, &p->weight) || !isfinite(p->weight)) return 1;
-    memcpy(name, key, key_len);
-    name[key_len] = 0;
-    q->preferred_n++;
-    return 0;
-}
-
-static int add_range(void *ctx, const char *key, size_t key_len, struct kvr_json v)
-{
-    struct question *q = ctx;
-    uint64_t start, end;
-    (void)key;
-    (void)key_len;
-    if (q->shared_n == SHARED_RANGES_MAX || kvr_json_count(v) != 2 || !kvr_json_as_u64(kvr_json_at(v, 0), &start) ||
-        !kvr_json_as_u64(kvr_json_at(v, 1), &end))
-        return 1;
-    if (end < start || end > UINT32_MAX) return 1;
-    q->shared[q->shared_n++] = (struct kvr_shared_range){(uint32_t)start, (uint32_t)end};
-    return 0;
-}
-
-/* There is room for it. */
-static int add_allowed(void *ctx, const char *key, size_t key_len, struct kvr_json v)
-{
-    struct question *q = ctx;
-    (void)key;
-    (void)key_len;
-    return !kvr_json_as_u64(v, &q->allowed[q->allowed_n++]);
+    uint64_t r[2];
+    if (!is_list(v, KVR_JSON_ARRAY, SHARED_RANGES_MAX)) return false;
+    for (struct kvr_json_iter i = kvr_json_iter(v); kvr_json_next(&i); q->shared_n++) {
+        if (kvr_json_u64_array(i.value, r, 2) != 2 || r[1] < r[0] || r[1] > UINT32_MAX) return false;
+        q->shared[q->shared_n] = (struct kvr_shared_range){(uint32_t)r[0], (uint32_t)r[1]};
+    }
+    return true;
 }
 
 static const char *read_allowed(struct kvr_json o, struct question *q)
@@ -135,26 +118,25 @@ static const char *read_allowed(struct kvr_json o, struct question *q)
     static const char name[] = "allowed_worker_ids";
     struct kvr_json v = kvr_json_get(o, name);
     if (kvr_json_type_of(v) <= KVR_JSON_NULL) return NULL;
-    if (kvr_json_type_of(v) != KVR_JSON_ARRAY || kvr_json_count(v) > RANKS_MAX) return name;
+    if (!is_list(v, KVR_JSON_ARRAY, RANKS_MAX)) return name;
     q->allowed = malloc((kvr_json_count(v) + 1) * sizeof *q->allowed);
     if (!q->allowed) return no_memory;
-    return kvr_json_each(v, add_allowed, q) ? name : NULL;
+    for (struct kvr_json_iter i = kvr_json_iter(v); kvr_json_next(&i);)
+        if (!kvr_json_as_u64(i.value, &q->allowed[q->allowed_n++])) return name;
+    return NULL;
 }
 
 static const char *read_constraints(struct kvr_json o, struct question *q)
 {
     struct kvr_json c = kvr_json_get(o, "routing_constraints"), v = kvr_json_get(c, "required_taints");
     if (kvr_json_type_of(c) > KVR_JSON_NULL && kvr_json_type_of(c) != KVR_JSON_OBJECT) return "routing_constraints";
-    if (kvr_json_type_of(v) > KVR_JSON_NULL && (kvr_json_type_of(v) != KVR_JSON_ARRAY || kvr_json_each(v, add_required, q)))
-        return "required_taints";
+    if (kvr_json_type_of(v) > KVR_JSON_NULL && !read_required(v, q)) return "required_taints";
     v = kvr_json_get(c, "preferred_taints");
-    if (kvr_json_type_of(v) > KVR_JSON_NULL && (kvr_json_type_of(v) != KVR_JSON_OBJECT || kvr_json_each(v, add_preferred, q)))
-        return "preferred_taints";
+    if (kvr_json_type_of(v) > KVR_JSON_NULL && !read_preferred(v, q)) return "preferred_taints";
     const char *bad = read_allowed(o, q);
     if (bad) return bad;
     v = kvr_json_get(o, "shared_cache_ranges");
-    if (kvr_json_type_of(v) > KVR_JSON_NULL && (kvr_json_type_of(v) != KVR_JSON_ARRAY || kvr_json_each(v, add_range, q)))
-        return "shared_cache_ranges";
+    if (kvr_json_type_of(v) > KVR_JSON_NULL && !read_ranges(v, q)) return "shared_cache_ranges";
     v = kvr_json_get(o, "pinned_worker");
     if (kvr_json_type_of(v) <= KVR_JSON_NULL) return NULL;
     uint64_t rank = 0;
@@ -167,42 +149,35 @@ static const char *read_constraints(struct kvr_json o, struct question *q)
     return NULL;
 }
 
-struct override_arg {
-    struct kvr_override *o;
-    char bad[64];
-};
-
-static int read_override_member(void *ctx, const char *key, size_t key_len, struct kvr_json v)
+static bool read_override_member(struct kvr_override *o, const char *key, size_t key_len, struct kvr_json v)
 {
-    struct override_arg *a = ctx;
     const struct {
         const char *key;
         unsigned bit;
         double *number;
         bool *flag;
     } rows[] = {
-        {"overlap_score_credit", KVR_OVERRIDE_OVERLAP_CREDIT, &a->o->overlap_credit, NULL},
-        {"prefill_load_scale", KVR_OVERRIDE_PREFILL_LOAD_SCALE, &a->o->prefill_load_scale, NULL},
-        {"router_temperature", KVR_OVERRIDE_TEMPERATURE, &a->o->temperature, NULL},
-        {"shared_cache_multiplier", KVR_OVERRIDE_SHARED_MULTIPLIER, &a->o->shared_multiplier, NULL},
-        {"assume_kv_reuse", KVR_OVERRIDE_ASSUME_KV_REUSE, NULL, &a->o->assume_kv_reuse},
-        {"track_prefill_tokens", KVR_OVERRIDE_TRACK_PREFILL_TOKENS, NULL, &a->o->track_prefill_tokens},
+        {"overlap_score_credit", KVR_OVERRIDE_OVERLAP_CREDIT, &o->overlap_credit, NULL},
+        {"prefill_load_scale", KVR_OVERRIDE_PREFILL_LOAD_SCALE, &o->prefill_load_scale, NULL},
+        {"router_temperature", KVR_OVERRIDE_TEMPERATURE, &o->temperature, NULL},
+        {"shared_cache_multiplier", KVR_OVERRIDE_SHARED_MULTIPLIER, &o->shared_multiplier, NULL},
+        {"assume_kv_reuse", KVR_OVERRIDE_ASSUME_KV_REUSE, NULL, &o->assume_kv_reuse},
+        {"track_prefill_tokens", KVR_OVERRIDE_TRACK_PREFILL_TOKENS, NULL, &o->track_prefill_tokens},
     };
-    snprintf(a->bad, sizeof a->bad, "%.*s", (int)KVR_MIN(key_len, sizeof a->bad - 1), key);
-    if (kvr_json_type_of(v) == KVR_JSON_NULL) return 0;
+    if (kvr_json_type_of(v) == KVR_JSON_NULL) return true;
     if (key_len == 20 && !memcmp(key, "overlap_score_weight", 20)) { /* the older name */
-        if (!kvr_json_as_double(v, &a->o->prefill_load_scale) || a->o->prefill_load_scale < 0) return 1;
-        a->o->set |= KVR_OVERRIDE_PREFILL_LOAD_SCALE;
-        if (a->o->prefill_load_scale == 0) a->o->set |= KVR_OVERRIDE_OVERLAP_CREDIT, a->o->overlap_credit = 0;
-        return 0;
+        if (!kvr_json_as_double(v, &o->prefill_load_scale) || o->prefill_load_scale < 0) return false;
+        o->set |= KVR_OVERRIDE_PREFILL_LOAD_SCALE;
+        if (o->prefill_load_scale == 0) o->set |= KVR_OVERRIDE_OVERLAP_CREDIT, o->overlap_credit = 0;
+        return true;
     }
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) {
         if (strlen(rows[i].key) != key_len || memcmp(rows[i].key, key, key_len)) continue;
-        a->o->set |= rows[i].bit;
-        if (rows[i].flag) return !kvr_json_as_bool(v, rows[i].flag);
-        return !kvr_json_as_double(v, rows[i].number) || *rows[i].number < 0; /* judged here: another member may write over it */
+        o->set |= rows[i].bit;
+        if (rows[i].flag) return kvr_json_as_bool(v, rows[i].flag);
+        return kvr_json_as_double(v, rows[i].number) && *rows[i].number >= 0; /* judged here: another member may write over it */
     }
-    return 1;
+    return false;
 }
 
 /* The library's name of a setting as the member that sets it. */
@@ -216,19 +191,20 @@ static const char *member_of(const char *setting)
 /* Returns: false with the member's name in bad. */
 static bool read_override(struct kvr_json o, struct kvr_override *out, char *bad, size_t cap)
 {
-    struct kvr_json v = kvr_json_get(o, "router_config_override");
-    struct override_arg a = {out, "router_config_override"};
+    static const char name[] = "router_config_override";
+    struct kvr_json v = kvr_json_get(o, name);
     struct kvr_cost_config c;
-    const char *field = NULL;
+    const char *field = name;
     if (kvr_json_type_of(v) <= KVR_JSON_NULL) return true;
-    bool ok = kvr_json_type_of(v) == KVR_JSON_OBJECT && kvr_json_each(v, read_override_member, &a) == 0;
+    for (struct kvr_json_iter i = kvr_json_iter(v); kvr_json_type_of(v) == KVR_JSON_OBJECT && kvr_json_next(&i);)
+        if (!read_override_member(out, i.key, i.key_len, i.value)) {
+            snprintf(bad, cap, "%.*s", (int)KVR_MIN(i.key_len, (size_t)63), i.key);
+            return false;
+        }
     kvr_cost_config_init(&c);
-    if (ok && kvr_override_apply(out, &c, &field)) {
-        snprintf(a.bad, sizeof a.bad, "%s", member_of(field));
-        ok = false;
-    }
-    if (!ok) snprintf(bad, cap, "%s", a.bad);
-    return ok;
+    if (kvr_json_type_of(v) == KVR_JSON_OBJECT && kvr_override_apply(out, &c, &field) == 0) return true;
+    snprintf(bad, cap, "%s", member_of(field));
+    return false;
 }
 
 /* ids[n] without those that the caller has left out of its list. Returns: how many are left. */

@@ -65,47 +65,33 @@ static void end_call(struct call *c)
 
 /* ---- what they follow ------------------------------------------------------------------------------------------------ */
 
-struct listing {
-    struct shards *of;
-    size_t shard;
-    uint64_t id;
-    char model[MODEL_MAX];
-};
-
-static int take_rank(void *ctx, const char *key, size_t len, struct kvr_json v)
+static bool take_instance(struct shards *sh, size_t shard, struct kvr_json v)
 {
-    const struct listing *l = ctx;
-    uint64_t rank;
-    (void)v;
-    if (!key || !kvr_parse_u64(key, len, UINT32_MAX, &rank)) return -KVR_EFORMAT;
-    struct shards *sh = l->of;
-    sh->ranks[l->shard]++;
-    if (sh->places_n == WORKERS_MAX) return 0;
-    struct place *p = &sh->places[sh->places_n++];
-    *p = (struct place){{l->id, (uint32_t)rank}, l->shard, false, ""};
-    memcpy(p->model, l->model, sizeof p->model);
-    return 0;
-}
-
-static int take_instance(void *ctx, const char *key, size_t len, struct kvr_json v)
-{
-    struct listing *l = ctx;
     struct kvr_json ranks = kvr_json_get(v, "listeners");
-    (void)key;
-    (void)len;
+    struct place p = {.shard = shard};
     const char *bad = NULL;
-    l->model[0] = 0;
-    if (!kvr_json_as_u64(kvr_json_get(v, "instance_id"), &l->id) || !member_text(v, "model_name", l->model, sizeof l->model, &bad))
-        return -KVR_EFORMAT;
-    return kvr_json_type_of(ranks) == KVR_JSON_OBJECT ? kvr_json_each(ranks, take_rank, l) : 0;
+    uint64_t rank;
+    if (!kvr_json_as_u64(kvr_json_get(v, "instance_id"), &p.worker.worker_id) ||
+        !member_text(v, "model_name", p.model, sizeof p.model, &bad))
+        return false;
+    if (kvr_json_type_of(ranks) != KVR_JSON_OBJECT) return true;
+    for (struct kvr_json_iter i = kvr_json_iter(ranks); kvr_json_next(&i);) {
+        if (!kvr_parse_u64(i.key, i.key_len, UINT32_MAX, &rank)) return false;
+        p.worker.dp_rank = (uint32_t)rank;
+        sh->ranks[shard]++;
+        if (sh->places_n < WORKERS_MAX) sh->places[sh->places_n++] = p;
+    }
+    return true;
 }
 
 static bool take_list(const struct call *c, const struct kvr_asked *said)
 {
     struct kvr_json o;
-    struct listing l = {.of = c->peers->shards, .shard = c->shard};
     if (said->status != 200 || said->cut || kvr_json_parse(c->peers->process->json, said->data, said->len, &o, NULL)) return false;
-    return kvr_json_type_of(o) == KVR_JSON_ARRAY && kvr_json_each(o, take_instance, &l) == 0;
+    if (kvr_json_type_of(o) != KVR_JSON_ARRAY) return false;
+    for (struct kvr_json_iter i = kvr_json_iter(o); kvr_json_next(&i);)
+        if (!take_instance(c->peers->shards, c->shard, i.value)) return false;
+    return true;
 }
 
 /* ---- calls ----------------------------------------------------------------------------------------------------------- */

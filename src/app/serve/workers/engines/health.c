@@ -68,37 +68,24 @@ static void copy_text(struct kvr_json object, const char *key, char *out, size_t
     if (kvr_json_as_name(kvr_json_get(object, key), &s, &len) && len < cap) memcpy(out, s, len);
 }
 
-struct listed {
-    struct model_entry *list;
-    size_t n, all; /* taken; in the answer */
-};
-
-static int add_model(void *ctx, const char *key, size_t key_len, struct kvr_json v)
+static bool read_model(struct kvr_json v, struct model_entry *m)
 {
-    struct listed *out = ctx;
-    const char *id;
-    size_t len;
-    (void)key;
-    (void)key_len;
-    out->all++;
-    if (out->n == MODELS_MAX || !kvr_json_as_name(kvr_json_get(v, "id"), &id, &len) || len >= MODEL_MAX) return 0;
-    struct model_entry *m = &out->list[out->n++];
     memset(m, 0, sizeof *m);
-    memcpy(m->id, id, len);
+    if (!kvr_json_copy_name(kvr_json_get(v, "id"), m->id, sizeof m->id)) return false;
     copy_text(v, "root", m->root, sizeof m->root);
     copy_text(v, "parent", m->parent, sizeof m->parent);
     copy_text(v, "owned_by", m->owned_by, sizeof m->owned_by);
     kvr_json_as_u64(kvr_json_get(v, "created"), &m->created);
     kvr_json_as_u64(kvr_json_get(v, "max_model_len"), &m->max_model_len);
     m->is_lora = kvr_json_type_of(kvr_json_get(v, "parent")) == KVR_JSON_STRING;
-    return 0;
+    return true;
 }
 
-static void note_left_out(const struct check *k, const struct listed *l)
+static void note_left_out(const struct check *k, size_t left_out, size_t all)
 {
     char text[160];
-    snprintf(text, sizeof text, "%zu of %zu models are not served: at most %d, with names of at most %d bytes, are taken", l->all - l->n,
-             l->all, MODELS_MAX, MODEL_MAX - 1);
+    snprintf(text, sizeof text, "%zu of %zu models are not served: at most %d, with names of at most %d bytes, are taken", left_out, all,
+             MODELS_MAX, MODEL_MAX - 1);
     worker_models_note(k->workers, k->id, text);
 }
 
@@ -110,12 +97,14 @@ static void read_models(const struct check *k, const struct kvr_asked *said)
         worker_models_note(ws, k->id, said->cut ? "the answer is longer than 1 MiB and is not read" : "the answer is not JSON");
         return;
     }
-    struct listed out = {.list = malloc(MODELS_MAX * sizeof *out.list)};
-    if (!out.list) return;
-    kvr_json_each(kvr_json_get(root, "data"), add_model, &out);
-    if (out.n < out.all) note_left_out(k, &out);
-    struct model_entry *fitted = realloc(out.list, (out.n + 1) * sizeof *fitted);
-    worker_set_models(ws, k->id, fitted ? fitted : out.list, out.n);
+    size_t n = 0, all = 0;
+    struct model_entry *list = malloc(MODELS_MAX * sizeof *list);
+    if (!list) return;
+    for (struct kvr_json_iter i = kvr_json_iter(kvr_json_get(root, "data")); kvr_json_next(&i); all++)
+        if (n < MODELS_MAX) n += read_model(i.value, &list[n]);
+    if (n < all) note_left_out(k, all - n, all);
+    struct model_entry *fitted = realloc(list, (n + 1) * sizeof *fitted);
+    worker_set_models(ws, k->id, fitted ? fitted : list, n);
 }
 
 /* Older questions about the same worker's health: what they would say is not so any more. The list has the newest first. */

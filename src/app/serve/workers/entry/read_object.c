@@ -12,60 +12,31 @@
 #include "app/serve/workers/table/room.h"
 #include "base/log.h"
 
-struct endpoints {
-    struct worker *w;
-    enum rank_socket which;
-};
-
-static int add_endpoint(void *ctx, const char *key, size_t key_len, struct kvr_json v)
+static bool add_endpoint(struct worker *w, enum rank_socket which, const struct kvr_json_iter *given)
 {
-    struct endpoints *e = ctx;
-    const char *s;
-    size_t len;
     uint64_t rank;
-    if (!key || !kvr_parse_u64(key, key_len, UINT32_MAX, &rank) || !kvr_json_as_str(v, &s, &len) || len >= RANK_ENDPOINT_MAX ||
-        memchr(s, 0, len))
-        return 1;
-    if (rank < e->w->dp_start || rank - e->w->dp_start >= e->w->dp_size) return 1;
-    char *out = e->w->ranks[rank - e->w->dp_start].endpoints[e->which];
-    memcpy(out, s, len);
-    out[len] = 0;
-    return kvr_ingest_endpoint_ok(out) ? 0 : 1;
+    if (!kvr_parse_u64(given->key, given->key_len, UINT32_MAX, &rank) || rank < w->dp_start || rank - w->dp_start >= w->dp_size)
+        return false;
+    char *out = w->ranks[rank - w->dp_start].endpoints[which];
+    return kvr_json_copy_name(given->value, out, RANK_ENDPOINT_MAX) && kvr_ingest_endpoint_ok(out);
 }
 
 /* {rank: url}, or one url whose port rises with the rank. */
 static bool get_endpoints(struct kvr_json v, struct worker_spec *spec, enum rank_socket which)
 {
     struct worker *w = &spec->w;
-    const char *s;
-    size_t len;
     char base[RANK_ENDPOINT_MAX];
     if (kvr_json_type_of(v) <= KVR_JSON_NULL) return true;
     for (int r = 0; r < DP_MAX; r++) spec->ranks[r].endpoints[which][0] = 0;
     if (kvr_json_type_of(v) == KVR_JSON_OBJECT) {
-        struct endpoints e = {w, which};
-        return kvr_json_each(v, add_endpoint, &e) == 0;
+        for (struct kvr_json_iter i = kvr_json_iter(v); kvr_json_next(&i);)
+            if (!add_endpoint(w, which, &i)) return false;
+        return true;
     }
-    if (!kvr_json_as_name(v, &s, &len) || len >= sizeof base) return false;
-    memcpy(base, s, len);
-    base[len] = 0;
-    if (!kvr_ingest_endpoint_ok(base)) return false;
+    if (!kvr_json_copy_name(v, base, sizeof base) || !kvr_ingest_endpoint_ok(base)) return false;
     for (uint32_t r = 0; r < w->dp_size; r++)
         if (!kvr_ingest_endpoint_shift(base, r, w->ranks[r].endpoints[which], RANK_ENDPOINT_MAX)) return false;
     return true;
-}
-
-static int add_taint(void *ctx, const char *key, size_t key_len, struct kvr_json v)
-{
-    struct worker *w = ctx;
-    const char *s;
-    size_t len;
-    (void)key;
-    (void)key_len;
-    if (!kvr_json_as_name(v, &s, &len) || len == 0 || len >= sizeof w->taints[0] || w->taints_n == TAINTS_MAX) return 1;
-    memcpy(w->taints[w->taints_n], s, len);
-    w->taints[w->taints_n++][len] = 0;
-    return 0;
 }
 
 /* null or "": none. */
@@ -87,7 +58,10 @@ static bool get_taints(struct kvr_json v, struct worker *w)
     if (kvr_json_type_of(v) <= KVR_JSON_NULL) return true;
     memset(w->taints, 0, sizeof w->taints);
     w->taints_n = 0;
-    return kvr_json_type_of(v) == KVR_JSON_ARRAY && kvr_json_each(v, add_taint, w) == 0;
+    if (kvr_json_type_of(v) != KVR_JSON_ARRAY || kvr_json_count(v) > TAINTS_MAX) return false;
+    for (struct kvr_json_iter i = kvr_json_iter(v); kvr_json_next(&i); w->taints_n++)
+        if (!kvr_json_copy_name(i.value, w->taints[w->taints_n], sizeof w->taints[0]) || !w->taints[w->taints_n][0]) return false;
+    return true;
 }
 
 static bool has(struct kvr_json o, const char *key)
