@@ -218,17 +218,16 @@ static struct heard ask(bool post, bool cancel)
     struct heard h = {0};
     struct kvr_http_client *client = NULL;
     struct kvr_endpoint e;
-    struct kvr_buf head = {0};
+    struct kvr_buf body = {.failed = true};
     uv_loop_t loop;
     assert_int_equal(kvr_endpoint_parse(engine.url, strlen(engine.url), &e), 0);
     assert_int_equal(uv_loop_init(&loop), 0);
     if (kvr_http_client_create(&loop, 1, &client) == 0) {
-        kvr_buf_str(&head, "GET / HTTP/1.1\r\nHost: here\r\n\r\n");
         struct kvr_ask_config c = {.loop = &loop,
                                    .client = client,
                                    .endpoint = &e,
-                                   .post = post,
-                                   .head = &head,
+                                   .path = "/",
+                                   .json = post ? &body : NULL,
                                    .max = 16,
                                    .timeout_s = 20,
                                    .fn = on_answer,

@@ -288,7 +288,7 @@ static bool ask(struct recovery *r)
     h.ctx = r;
     if (kvr_endpoint_parse_any(r->url, strlen(r->url), &e) || kvr_dump_stream_init(&r->dump, &h)) return false;
     r->dump_open = true;
-    kvr_buf_printf(&head, "GET %s/dump?views=1 HTTP/1.1\r\nHost: %s\r\n", e.base, e.authority);
+    kvr_request_put(&head, &e, "/dump?views=1", -1);
     if (r->configured && r->x->peer_keys) kvr_buf_printf(&head, "Authorization: Bearer %s\r\n", r->x->peer_keys[0]);
     kvr_buf_str(&head, "\r\n");
     struct kvr_http_call_config c = {

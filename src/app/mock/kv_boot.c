@@ -11,13 +11,13 @@
 #include <string.h>
 
 #include "app/mock/state.h"
+#include "net/http/ask.h"
 
-enum { ANSWER_MAX = 1 << 20 };
+enum { ANSWER_MAX = 1 << 20, ANSWER_S = 30 };
 
 struct mock_lookup {
     struct mock_kv *kv;
-    struct kvr_http_call *call;
-    struct kvr_buf answer;
+    struct kvr_ask *asking;
     struct mock_lookup_question asked;
 };
 
@@ -61,12 +61,6 @@ int mock_kv_open_boot(struct mock_kv *kv)
 
 /* ---- who asks ------------------------------------------------------------------------------------------ */
 
-static void lookup_free(struct mock_lookup *l)
-{
-    kvr_buf_free(&l->answer);
-    free(l);
-}
-
 static bool take_text(struct kvr_json v, char *out, size_t cap)
 {
     return kvr_json_copy_name(v, out, cap) && out[0];
@@ -88,11 +82,11 @@ static struct kvr_json choose(const struct mock_lookup_question *asked, struct k
     return kvr_json_get(all, number);
 }
 
-static bool read_answer(struct mock_lookup *l, int status, struct mock_lookup_answer *out)
+static bool read_answer(const struct mock_lookup *l, const struct kvr_asked *said, struct mock_lookup_answer *out)
 {
     struct kvr_json all;
     char at[MOCK_KV_HOST_MAX + 16];
-    if (status != 200 || l->answer.failed || kvr_json_parse(l->kv->mock->json, l->answer.data, l->answer.len, &all, NULL)) return false;
+    if (said->status != 200 || said->cut || kvr_json_parse(l->kv->mock->json, said->data, said->len, &all, NULL)) return false;
     struct kvr_json rank = choose(&l->asked, all);
     struct kvr_json place = kvr_json_get(kvr_json_get(kvr_json_get(rank, "worker_addr"), "0"), "0");
     if (!take_text(kvr_json_get(rank, "engine_id"), out->engine, sizeof out->engine) || !take_text(place, at, sizeof at)) return false;
@@ -105,62 +99,42 @@ static bool read_answer(struct mock_lookup *l, int status, struct mock_lookup_an
     return port > 0 && port <= 65535;
 }
 
-static void on_lookup_body(struct kvr_http_call *call, void *ctx, const char *data, size_t len)
-{
-    struct mock_lookup *l = ctx;
-    (void)call;
-    if (l->answer.len + len > ANSWER_MAX) l->answer.failed = true;
-    kvr_buf_add(&l->answer, data, len);
-}
-
-static void on_lookup_done(struct kvr_http_call *call, void *ctx)
+static void on_lookup(void *ctx, const struct kvr_asked *said)
 {
     struct mock_lookup *l = ctx;
     struct mock_lookup_answer answer = {0};
-    struct mock_lookup_question asked = l->asked;
-    bool ok = read_answer(l, kvr_http_call_status(call), &answer);
-    lookup_free(l);
-    asked.told(asked.ctx, ok ? &answer : NULL);
-}
-
-static void on_lookup_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failure why, const char *text)
-{
-    struct mock_lookup *l = ctx;
-    struct mock_lookup_question asked = l->asked;
-    (void)call;
-    (void)why;
-    (void)text;
-    lookup_free(l);
-    asked.told(asked.ctx, NULL);
+    bool ok = read_answer(l, said, &answer);
+    l->asked.told(l->asked.ctx, ok ? &answer : NULL);
+    free(l);
 }
 
 struct mock_lookup *mock_kv_look_up(struct mock_kv *kv, const struct mock_lookup_question *q)
 {
-    static const struct kvr_http_call_handler handler = {NULL, on_lookup_body, on_lookup_done, on_lookup_failed};
     struct kvr_endpoint at;
-    struct kvr_buf head = {0};
-    struct mock_lookup *l = NULL;
     if (kvr_endpoint_parse(q->url, strlen(q->url), &at) || (!kv->client && kvr_http_client_create(&kv->mock->loop, 5, &kv->client)))
         return NULL;
-    kvr_buf_printf(&head, "GET %s/query HTTP/1.1\r\nHost: %s\r\nAccept: application/json\r\n\r\n", at.base, at.authority);
-    if (!head.failed && (l = calloc(1, sizeof *l))) {
-        l->kv = kv;
-        l->asked = *q;
-        struct kvr_http_call_config config = {
-            .endpoint = &at, .head = head.data, .head_len = head.len, .connect_timeout_s = 5, .handler = &handler, .ctx = l};
-        l->call = kvr_http_call_start(kv->client, &config);
-        if (!l->call) {
-            lookup_free(l);
-            l = NULL;
-        }
-    }
-    kvr_buf_free(&head);
-    return l;
+    struct mock_lookup *l = calloc(1, sizeof *l);
+    if (!l) return NULL;
+    l->kv = kv;
+    l->asked = *q;
+    struct kvr_ask_config c = {.loop = &kv->mock->loop,
+                               .client = kv->client,
+                               .endpoint = &at,
+                               .path = "/query",
+                               .max = ANSWER_MAX,
+                               .connect_timeout_s = 5,
+                               .timeout_s = ANSWER_S,
+                               .fn = on_lookup,
+                               .ctx = l};
+    l->asking = kvr_ask_start(&c);
+    if (l->asking) return l;
+    free(l);
+    return NULL;
 }
 
 void mock_kv_look_up_cancel(struct mock_lookup *l)
 {
     if (!l) return;
-    kvr_http_call_cancel(l->call);
-    lookup_free(l);
+    kvr_ask_cancel(l->asking);
+    free(l);
 }

@@ -195,25 +195,25 @@ static const struct kvr_http_call_handler handler = {on_head, on_body, on_done, 
 static void launch(struct run *r, const struct traffic_request *rq)
 {
     const struct kvr_endpoint *to = &r->endpoints[r->turn++ % r->endpoints_n];
-    char head[1024];
     struct flight *f = calloc(1, sizeof *f);
-    struct kvr_buf body = {0};
+    struct kvr_buf head = {0}, body = {0};
     KVR_ASSERT(f != NULL);
     f->run = r;
     f->rq = *rq;
     workload_body(r->o, rq, &body);
-    KVR_ASSERT(!body.failed);
-    int n = snprintf(head, sizeof head, "POST %s%s HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n\r\n",
-                     to->base, workload_path(rq), to->authority, body.len);
+    kvr_request_put(&head, to, workload_path(rq), (int64_t)body.len);
+    kvr_buf_str(&head, "\r\n");
+    KVR_ASSERT(!body.failed && !head.failed);
     struct kvr_http_call_config cc = {.endpoint = to,
-                                      .head = head,
-                                      .head_len = (size_t)n,
+                                      .head = head.data,
+                                      .head_len = head.len,
                                       .body = kvr_body_take(&body),
                                       .connect_timeout_s = 5,
                                       .handler = &handler,
                                       .ctx = f};
     uv_timer_init(&r->loop, &f->timer);
     f->timer.data = f;
+    kvr_buf_free(&head);
     r->in_flight++;
     r->issued++;
     f->start_ns = now_ns();

@@ -56,6 +56,12 @@ void kvr_header_put_u64(struct kvr_buf *head, const char *name, uint64_t value)
     kvr_buf_add(head, "\r\n", 2);
 }
 
+void kvr_request_put(struct kvr_buf *head, const struct kvr_endpoint *e, const char *path, int64_t json)
+{
+    kvr_buf_printf(head, "%s %s%s HTTP/1.1\r\nHost: %s\r\n", json < 0 ? "GET" : "POST", e->base, path, e->authority);
+    if (json >= 0) kvr_buf_printf(head, "Content-Type: application/json\r\nContent-Length: %lld\r\n", (long long)json);
+}
+
 void kvr_headers_free(struct kvr_headers *h)
 {
     kvr_buf_free(&h->text);

@@ -70,10 +70,9 @@ static void on_timer_closed(uv_handle_t *h)
 
 static void write_head(const struct kvr_fetch *f, const struct kvr_endpoint *e, struct kvr_buf *head)
 {
-    kvr_buf_printf(head, "%s %s HTTP/1.1\r\nHost: %s\r\n%s", f->body ? "POST" : "GET", e->base[0] ? e->base : "/", e->authority,
-                   f->headers ? f->headers : "");
+    kvr_request_put(head, e, e->base[0] ? "" : "/", f->body ? (int64_t)strlen(f->body) : -1);
+    if (f->headers) kvr_buf_str(head, f->headers);
     if (f->key) kvr_buf_printf(head, "Authorization: Bearer %s\r\n", f->key);
-    if (f->body) kvr_buf_printf(head, "Content-Type: application/json\r\nContent-Length: %zu\r\n", strlen(f->body));
     kvr_buf_str(head, "\r\n");
 }
 

@@ -118,6 +118,9 @@ int kvr_query_parameter(struct kvr_text query, const char *key, char *out, size_
 void kvr_header_put(struct kvr_buf *head, struct kvr_text name, struct kvr_text value);
 void kvr_header_put_str(struct kvr_buf *head, const char *name, const char *value);
 void kvr_header_put_u64(struct kvr_buf *head, const char *name, uint64_t value);
+struct kvr_endpoint;
+/* The first lines of a request for `path` below the endpoint: a POST of so many bytes of JSON, or a GET: -1. */
+void kvr_request_put(struct kvr_buf *head, const struct kvr_endpoint *e, const char *path, int64_t json);
 
 /* The names that Connection lists. Borrows from the headers. */
 struct kvr_hop_by_hop {

@@ -154,8 +154,7 @@ static void attempt(struct job *j)
     struct kvr_buf head = {0};
     j->status = j->error = 0;
     j->due_ms = 0;
-    kvr_buf_printf(&head, "GET %s HTTP/1.1\r\nHost: %s\r\n", j->target, j->endpoint.authority);
-    kvr_buf_str(&head, "\r\n");
+    kvr_buf_printf(&head, "GET %s HTTP/1.1\r\nHost: %s\r\n\r\n", j->target, j->endpoint.authority);
     struct kvr_http_call_config config = {
         .endpoint = &j->endpoint, .head = head.data, .head_len = head.len, .connect_timeout_s = 2, .handler = &handler, .ctx = j};
     if (!head.failed && kvr_recover_reader_init(&j->reader) == 0) j->call = kvr_http_call_start(c->http, &config);

@@ -141,28 +141,24 @@ static void write_order(const struct adapter_job *j, bool sglang, struct kvr_buf
 static const char *start(struct adapter_call *c, const struct worker *w)
 {
     const struct adapter_job *j = c->job;
-    struct kvr_buf text = {0}, head = {0};
+    struct kvr_buf text = {0}, headers = {0};
+    char path[40];
     bool sglang = w->engine == ENGINE_SGLANG || w->learnt.facts.engine == KVR_FACT_SGLANG;
     write_order(j, sglang, &text);
-    struct kvr_body *body = kvr_body_take(&text);
-    kvr_buf_printf(&head, "POST %s%s/%sload_lora_adapter HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n",
-                   w->endpoint.base, sglang ? "" : "/v1", j->loads ? "" : "un", w->endpoint.authority, body ? body->len : 0);
-    worker_key_put(w->api_key, &head);
-    kvr_buf_str(&head, "\r\n");
+    snprintf(path, sizeof path, "%s/%sload_lora_adapter", sglang ? "" : "/v1", j->loads ? "" : "un");
+    worker_key_put(w->api_key, &headers);
     struct kvr_ask_config config = {.loop = &j->admin->process->main_loop,
                                     .client = j->admin->process->client,
                                     .endpoint = &w->endpoint,
-                                    .post = true,
-                                    .body = body,
-                                    .head = &head,
+                                    .path = path,
+                                    .json = &text,
+                                    .headers = &headers,
                                     .max = ADAPTER_SAID_MAX,
                                     .connect_timeout_s = j->admin->o->connect_timeout,
                                     .timeout_s = j->timeout_s,
                                     .fn = on_said,
                                     .ctx = c};
     c->asking = kvr_ask_start(&config);
-    kvr_buf_free(&text);
-    kvr_body_unref(body);
     return c->asking ? NULL : "out of memory";
 }
 

@@ -117,31 +117,25 @@ static void over(void *ctx, const struct kvr_asked *said)
 static bool start_call(struct peers *peers, size_t shard, const char *path, struct kvr_buf *body)
 {
     struct shards *sh = peers->shards;
-    const struct kvr_endpoint *e = &peers->remote[shard];
     struct call *c = sh->calls_n < CALLS_MAX ? calloc(1, sizeof *c) : NULL;
-    struct kvr_buf head = {0};
+    struct kvr_buf headers = {0};
     if (!c) return false;
     *c = (struct call){.peers = peers, .shard = shard, .list = !body, .next = sh->calls};
     sh->calls = c;
     sh->calls_n++;
-    kvr_buf_printf(&head, "%s %s%s HTTP/1.1\r\nHost: %s\r\n", body ? "POST" : "GET", e->base, path, e->authority);
-    if (body) kvr_buf_printf(&head, "Content-Type: application/json\r\nContent-Length: %zu\r\n", body->len);
-    if (peers->remote_keys) kvr_buf_printf(&head, "Authorization: Bearer %s\r\n", peers->remote_keys[0]);
-    kvr_buf_str(&head, "\r\n");
+    if (peers->remote_keys) kvr_buf_printf(&headers, "Authorization: Bearer %s\r\n", peers->remote_keys[0]);
     struct kvr_ask_config config = {.loop = &peers->process->main_loop,
                                     .client = sh->client,
-                                    .endpoint = e,
-                                    .post = body != NULL,
-                                    .body = body ? kvr_body_take(body) : NULL,
-                                    .head = &head,
+                                    .endpoint = &peers->remote[shard],
+                                    .path = path,
+                                    .json = body,
+                                    .headers = &headers,
                                     .max = ANSWER_MAX,
                                     .connect_timeout_s = CALL_S,
                                     .timeout_s = CALL_S,
                                     .fn = over,
                                     .ctx = c};
     c->asking = kvr_ask_start(&config);
-    kvr_body_unref(config.body);
-    if (body) kvr_buf_free(body);
     if (c->asking) return true;
     end_call(c);
     return false;

@@ -96,36 +96,23 @@ static void take_answer(void *ctx, const struct kvr_asked *said)
 
 /* ---- questions ---------------------------------------------------------------------------------------------------- */
 
-static struct kvr_body *question(const struct prober *p)
-{
-    struct kvr_buf b = {0};
-    kvr_engine_tokens_question(p->way, p->entry->model, kvr_token_probes[p->at].members, &b);
-    struct kvr_body *body = kvr_body_take(&b);
-    kvr_buf_free(&b);
-    return body;
-}
-
 static void ask(struct prober *p)
 {
-    struct kvr_buf head = {0};
-    struct kvr_body *body = question(p);
-    kvr_buf_printf(&head, "POST %s%s HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n", p->endpoint.base,
-                   kvr_engine_tokens_path(p->way, kvr_token_probes[p->at].is_chat), p->endpoint.authority, body ? body->len : 0);
-    worker_key_put(p->key, &head);
-    kvr_buf_str(&head, "\r\n");
+    struct kvr_buf question = {0}, headers = {0};
+    kvr_engine_tokens_question(p->way, p->entry->model, kvr_token_probes[p->at].members, &question);
+    worker_key_put(p->key, &headers);
     struct kvr_ask_config config = {.loop = &p->of->process->main_loop,
                                     .client = p->of->process->client,
                                     .endpoint = &p->endpoint,
-                                    .post = true,
-                                    .body = body,
-                                    .head = &head,
+                                    .path = kvr_engine_tokens_path(p->way, kvr_token_probes[p->at].is_chat),
+                                    .json = &question,
+                                    .headers = &headers,
                                     .max = ANSWER_MAX,
                                     .connect_timeout_s = p->of->o->connect_timeout,
                                     .timeout_s = ANSWER_S,
                                     .fn = take_answer,
                                     .ctx = p};
     p->asking = kvr_ask_start(&config);
-    kvr_body_unref(body);
     if (!p->asking) give_up(p);
 }
 

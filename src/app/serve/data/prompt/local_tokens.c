@@ -221,14 +221,15 @@ static void on_check_over(void *ctx, const struct kvr_asked *said)
 
 static bool start_check(struct token_check *k, const struct request *r)
 {
-    struct kvr_buf head = {0};
-    admission_put_post(r, k->worker, "/tokenize", k->question->len, &head);
+    struct kvr_buf question = {0}, headers = {0};
+    kvr_buf_add(&question, k->question->data, k->question->len);
+    admission_put_key(r, k->worker, &headers);
     struct kvr_ask_config config = {.loop = &k->loop->uv,
                                     .client = k->loop->client,
                                     .endpoint = &k->worker->endpoint,
-                                    .post = true,
-                                    .body = k->question,
-                                    .head = &head,
+                                    .path = "/tokenize",
+                                    .json = &question,
+                                    .headers = &headers,
                                     .max = CHECK_ANSWER_MAX,
                                     .connect_timeout_s = data_of(r)->o->connect_timeout,
                                     .timeout_s = data_of(r)->o->tokenize_timeout,

@@ -412,12 +412,16 @@ struct kvr_text admission_authorization(const struct request *r)
     return kvr_headers_get(kvr_http_conn_request(r->conn)->headers, key_headers[0]);
 }
 
-void admission_put_post(const struct request *r, const struct worker *w, const char *path, size_t len, struct kvr_buf *head)
+void admission_put_key(const struct request *r, const struct worker *w, struct kvr_buf *head)
 {
     struct kvr_text auth = admission_authorization(r);
-    kvr_buf_printf(head, "POST %s%s HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n", w->endpoint.base,
-                   path, w->endpoint.authority, len);
     if (auth.ptr) kvr_buf_printf(head, "Authorization: %.*s\r\n", (int)auth.len, auth.ptr);
     else worker_key_put(w->api_key, head);
+}
+
+void admission_put_post(const struct request *r, const struct worker *w, const char *path, size_t len, struct kvr_buf *head)
+{
+    kvr_request_put(head, &w->endpoint, path, (int64_t)len);
+    admission_put_key(r, w, head);
     kvr_buf_str(head, "\r\n");
 }

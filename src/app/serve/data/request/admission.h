@@ -52,7 +52,9 @@ void admission_keep_to_workers(const struct request *r, struct kvr_router_reques
 bool admission_keeps(const struct request *r, struct kvr_text name);
 /* The client's Authorization for a worker; NULL: it has none that goes there. */
 struct kvr_text admission_authorization(const struct request *r);
-/* The head of a question to an engine for a request, as JSON of so many bytes: with that, or the worker's own key. */
+/* A line with that, or with the worker's own key. */
+void admission_put_key(const struct request *r, const struct worker *w, struct kvr_buf *head);
+/* The head of a question to an engine for a request, as JSON of so many bytes, with it. */
 void admission_put_post(const struct request *r, const struct worker *w, const char *path, size_t len, struct kvr_buf *head);
 
 #endif

@@ -112,7 +112,8 @@ static struct kvr_http_call *call(struct loop *l, const struct worker *w, struct
     kvr_buf_str(&url, "http://");
     kv_address_put(&at, &url);
     bool fine = !url.failed && kvr_endpoint_parse(url.data, url.len, &to) == 0;
-    if (fine) kvr_buf_printf(&head, "GET /query HTTP/1.1\r\nHost: %s\r\nAccept: application/json\r\n\r\n", to.authority);
+    if (fine) kvr_request_put(&head, &to, "/query", -1);
+    kvr_buf_str(&head, "Accept: application/json\r\n\r\n");
     struct kvr_http_call_config config = {.endpoint = &to,
                                           .head = head.data,
                                           .head_len = head.len,

@@ -146,7 +146,7 @@ static double seconds_for_an_answer(const struct serve_options *o)
 /* NULL: out of memory. */
 static struct check *check_start(struct workers *ws, uint64_t id, const struct kvr_endpoint *e, const char *key, bool models)
 {
-    struct kvr_buf head = {0};
+    struct kvr_buf headers = {0};
     struct check *k = calloc(1, sizeof *k);
     if (!k) return NULL;
     k->workers = ws;
@@ -154,13 +154,12 @@ static struct check *check_start(struct workers *ws, uint64_t id, const struct k
     k->endpoint = *e;
     k->models = models;
     snprintf(k->key, sizeof k->key, "%s", key);
-    kvr_buf_printf(&head, "GET %s%s HTTP/1.1\r\nHost: %s\r\n", e->base, models ? "/v1/models" : "/health", e->authority);
-    worker_key_put(key, &head);
-    kvr_buf_str(&head, "\r\n");
+    worker_key_put(key, &headers);
     struct kvr_ask_config config = {.loop = &ws->process->main_loop,
                                     .client = ws->process->client,
                                     .endpoint = e,
-                                    .head = &head,
+                                    .path = models ? "/v1/models" : "/health",
+                                    .headers = &headers,
                                     .max = models ? MODELS_BODY_MAX : 0,
                                     .connect_timeout_s = ws->o->connect_timeout,
                                     .timeout_s = seconds_for_an_answer(ws->o),
