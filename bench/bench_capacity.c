@@ -48,9 +48,8 @@ static struct {
 
 static size_t held_bytes;
 
-static void *counted(void *ctx, void *ptr, size_t old_size, size_t new_size)
+static void *counted(void *, void *ptr, size_t old_size, size_t new_size)
 {
-    (void)ctx;
     held_bytes += new_size - old_size;
     if (new_size == 0) {
         free(ptr);
@@ -112,12 +111,11 @@ static void measure_index(void)
     free(names);
 }
 
-static int read_event(void *ctx, const struct kvr_plane_place *place)
+static int read_event(void *, const struct kvr_plane_place *place)
 {
     static struct kvr_block *blocks;
     static size_t cap;
     struct kvr_event ev;
-    (void)ctx;
     return kvr_plane_event_read(place->data, place->len, &ev, &blocks, &cap);
 }
 

@@ -90,16 +90,13 @@ static void direct(void)
     kvr_index_destroy(ix);
 }
 
-static int on_event(void *ctx, void *user, const struct kvr_event *ev, const struct kvr_ingest_origin *origin)
+static int on_event(void *, void *user, const struct kvr_event *ev, const struct kvr_ingest_origin *)
 {
-    (void)origin;
-    (void)ctx;
     return kvr_index_apply(user, ev);
 }
 
-static void on_reset(void *ctx, void *user, struct kvr_worker w)
+static void on_reset(void *, void *user, struct kvr_worker w)
 {
-    (void)ctx;
     kvr_index_remove_rank(user, w);
 }
 

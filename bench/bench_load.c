@@ -56,28 +56,22 @@ static double cpu_seconds(pid_t p)
 
 /* ---- the engine -------------------------------------------------------------------------------------------------- */
 
-static void engine_request(struct kvr_http_conn *c, void *ctx)
+static void engine_request(struct kvr_http_conn *c, void *)
 {
     static const char models[] = "{\"object\":\"list\",\"data\":[{\"id\":\"m\",\"object\":\"model\"}]}";
     static const char answer[] = "{\"id\":\"c\",\"choices\":[{\"text\":\" w\"}],\"usage\":{\"prompt_tokens\":32768,\"completion_tokens\":1,"
                                  "\"prompt_tokens_details\":{\"cached_tokens\":32752}}}";
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
-    (void)ctx;
     if (kvr_text_is(rq->path, "/tokenize")) kvr_http_reply(c, 200, "application/json", NULL, tokens.data, tokens.len);
     else if (kvr_text_is(rq->path, "/v1/models")) kvr_http_reply(c, 200, "application/json", NULL, models, sizeof models - 1);
     else if (kvr_text_is(rq->method, "GET")) kvr_http_reply(c, 200, "application/json", NULL, "{}", 2);
     else kvr_http_reply(c, 200, "application/json", NULL, answer, sizeof answer - 1);
 }
 
-static void engine_gone(struct kvr_http_conn *c, void *ctx)
-{
-    (void)c;
-    (void)ctx;
-}
+static void engine_gone(struct kvr_http_conn *, void *) {}
 
-static void engine_error(struct kvr_buf *b, int status, const char *text)
+static void engine_error(struct kvr_buf *b, int, const char *text)
 {
-    (void)status;
     kvr_buf_str(b, text);
 }
 

@@ -96,35 +96,26 @@ struct one {
 
 static size_t done, failed, chunks;
 
-static void on_head(struct kvr_http_call *c, void *ctx, int status, const struct kvr_headers *h, int64_t length)
+static void on_head(struct kvr_http_call *, void *, int status, const struct kvr_headers *, int64_t)
 {
-    (void)c;
-    (void)ctx;
-    (void)h;
-    (void)length;
     if (status != 200) failed++;
 }
 
-static void on_body(struct kvr_http_call *c, void *ctx, const char *data, size_t len)
+static void on_body(struct kvr_http_call *, void *, const char *data, size_t len)
 {
-    (void)c;
-    (void)ctx;
     for (const char *p = data; (p = memchr(p, '\n', len - (size_t)(p - data))); p++) chunks++;
 }
 
-static void on_done(struct kvr_http_call *c, void *ctx)
+static void on_done(struct kvr_http_call *, void *ctx)
 {
     struct one *o = ctx;
-    (void)c;
     done++;
     if (o->slot) *o->slot = (double)(now() - o->start) / 1e3;
     free(o);
 }
 
-static void on_failed(struct kvr_http_call *c, void *ctx, enum kvr_http_failure why, const char *text)
+static void on_failed(struct kvr_http_call *c, void *ctx, enum kvr_http_failure, const char *)
 {
-    (void)text;
-    (void)why;
     failed++;
     on_done(c, ctx);
 }
@@ -290,10 +281,9 @@ static struct kvr_http_conn *open_conns[STREAMS * 2];
 static size_t open_n;
 static uint64_t written;
 
-static void source_request(struct kvr_http_conn *c, void *ctx)
+static void source_request(struct kvr_http_conn *c, void *)
 {
     static const char head[] = "Content-Type: text/event-stream\r\n";
-    (void)ctx;
     if (kvr_text_is(kvr_http_conn_request(c)->method, "GET") || open_n == KVR_ARRAY_LEN(open_conns)) {
         kvr_http_reply(c, 200, "application/json", NULL, "{}", 2);
         return;
@@ -303,9 +293,8 @@ static void source_request(struct kvr_http_conn *c, void *ctx)
     open_conns[open_n++] = c;
 }
 
-static void source_gone(struct kvr_http_conn *c, void *ctx)
+static void source_gone(struct kvr_http_conn *c, void *)
 {
-    (void)ctx;
     for (size_t i = 0; i < open_n; i++)
         if (open_conns[i] == c) open_conns[i] = open_conns[--open_n];
 }
@@ -339,10 +328,8 @@ static void relay_closed(uv_handle_t *h)
     if (--p->handles == 0) free(p);
 }
 
-static void relay_alloc(uv_handle_t *h, size_t hint, uv_buf_t *b)
+static void relay_alloc(uv_handle_t *, size_t, uv_buf_t *b)
 {
-    (void)h;
-    (void)hint;
     *b = uv_buf_init(relay_buffer, sizeof relay_buffer);
 }
 

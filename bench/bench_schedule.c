@@ -28,10 +28,8 @@ static uint64_t now(void)
 
 static uint64_t allocations;
 
-static void *counted(void *ctx, void *ptr, size_t old_size, size_t new_size)
+static void *counted(void *, void *ptr, size_t, size_t new_size)
 {
-    (void)ctx;
-    (void)old_size;
     if (new_size == 0) {
         free(ptr);
         return NULL;
@@ -137,11 +135,9 @@ struct handed {
     uint64_t done;
 };
 
-static void on_done(struct kvr_ticket *t, int rc, const struct kvr_router_result *res, const struct kvr_router_ctx *ctx)
+static void on_done(struct kvr_ticket *t, int rc, const struct kvr_router_result *, const struct kvr_router_ctx *)
 {
     struct handed *h = t->user;
-    (void)res;
-    (void)ctx;
     KVR_ASSERT(rc == 0 && h->n < KVR_ARRAY_LEN(h->list));
     h->list[h->n++] = t;
     h->done++;
@@ -243,11 +239,10 @@ static void on_change(void *ctx, const struct kvr_load_event *ev)
     kvr_sync_publish(s->sync, s->buf.data, s->buf.len);
 }
 
-static void on_event(void *ctx, uint32_t peer, uint64_t number, const char *data, size_t len)
+static void on_event(void *ctx, uint32_t peer, uint64_t, const char *data, size_t len)
 {
     struct side *s = ctx;
     struct kvr_sync_event e;
-    (void)number;
     if (kvr_sync_event_read(data, len, &e) || e.kind == KVR_SYNC_MARK) return;
     e.load.request.owner = peer;
     if (e.kind == KVR_SYNC_ADD) {
@@ -258,17 +253,9 @@ static void on_event(void *ctx, uint32_t peer, uint64_t number, const char *data
     atomic_fetch_add(&s->applied, 1);
 }
 
-static void on_reset(void *ctx, uint32_t peer)
-{
-    (void)ctx;
-    (void)peer;
-}
+static void on_reset(void *, uint32_t) {}
 
-static void no_snapshot(void *ctx, struct kvr_buf *out)
-{
-    (void)ctx;
-    (void)out;
-}
+static void no_snapshot(void *, struct kvr_buf *) {}
 
 static double cpu_seconds(void)
 {

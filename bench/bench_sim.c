@@ -95,9 +95,8 @@ static void print_columns(const struct sim_scene *scene, const struct sim_compar
     fflush(stdout);
 }
 
-static void head_rows(const struct sim_policy *const *policies, size_t n)
+static void head_rows(const struct sim_policy *const *, size_t n)
 {
-    (void)policies;
     (void)n;
     printf("| scene | policy | hit %% | TTFT mean | p50 | p99 | e2e mean | p50 | p99 | balance |"
            " TTFT mean / best | p99 / best | e2e p50 / best |\n"
@@ -152,9 +151,8 @@ static void print_treatments(const struct sim_scene *scene, const struct sim_com
     fflush(stdout);
 }
 
-static void head_tenants(const struct sim_policy *const *policies, size_t n)
+static void head_tenants(const struct sim_policy *const *, size_t n)
 {
-    (void)policies;
     (void)n;
     printf("| scene | policy | TTFT mean | p50 | p99 | p99 / alone | flood, requests/s |\n|---|---|---:|---:|---:|---:|---:|\n");
 }

@@ -196,9 +196,8 @@ struct dumper {
     double seconds;
 };
 
-static int count_bytes(void *ctx, const char *data, size_t len)
+static int count_bytes(void *ctx, const char *, size_t len)
 {
-    (void)data;
     atomic_fetch_add_explicit(&((struct dumper *)ctx)->bytes, len, memory_order_relaxed);
     return 0;
 }

@@ -40,9 +40,8 @@ static void store_device(struct kvr_index *ix, struct kvr_worker w, const uint64
 }
 
 /* One event a block, as vLLM tells them. */
-static void store_host(struct kvr_index *ix, struct kvr_worker w, const uint64_t *locals, const uint64_t *names)
+static void store_host(struct kvr_index *ix, struct kvr_worker w, const uint64_t *, const uint64_t *names)
 {
-    (void)locals;
     for (size_t i = 0; i < BLOCKS; i++) {
         struct kvr_block b = {names[i], 0};
         struct kvr_event ev = {.worker = w,
@@ -55,18 +54,16 @@ static void store_host(struct kvr_index *ix, struct kvr_worker w, const uint64_t
     }
 }
 
-static void remove_half(struct kvr_index *ix, struct kvr_worker w, const uint64_t *locals, const uint64_t *names)
+static void remove_half(struct kvr_index *ix, struct kvr_worker w, const uint64_t *, const uint64_t *names)
 {
-    (void)locals;
     for (size_t i = BLOCKS; i-- > BLOCKS / 2;) {
         struct kvr_event ev = {.worker = w, .kind = KVR_EVENT_REMOVED, .removed = names + i, .removed_n = 1};
         (void)kvr_index_apply(ix, &ev);
     }
 }
 
-static void remove_host(struct kvr_index *ix, struct kvr_worker w, const uint64_t *locals, const uint64_t *names)
+static void remove_host(struct kvr_index *ix, struct kvr_worker w, const uint64_t *, const uint64_t *names)
 {
-    (void)locals;
     for (size_t i = BLOCKS; i-- > 0;) {
         struct kvr_event ev = {.worker = w, .kind = KVR_EVENT_REMOVED, .tier = KVR_TIER_HOST_PINNED, .removed = names + i, .removed_n = 1};
         (void)kvr_index_apply(ix, &ev);

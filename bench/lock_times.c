@@ -53,9 +53,8 @@ static void most(_Atomic uint64_t *a, uint64_t v)
     }
 }
 
-static void forget(int signum)
+static void forget(int)
 {
-    (void)signum;
     for (int i = 0; i < PLACES; i++) {
         atomic_store(&places[i].n, 0);
         atomic_store(&places[i].waited, 0);
@@ -103,9 +102,8 @@ int pthread_mutex_unlock(pthread_mutex_t *m)
     return real_unlock(m);
 }
 
-static int first(struct dl_phdr_info *i, size_t n, void *base)
+static int first(struct dl_phdr_info *i, size_t, void *base)
 {
-    (void)n;
     *(uintptr_t *)base = i->dlpi_addr;
     return 1;
 }

@@ -30,9 +30,8 @@ static void *map_large(size_t size)
     return p + before;
 }
 
-static void *libc_resize(void *ctx, void *ptr, size_t old_size, size_t new_size)
+static void *libc_resize(void *, void *ptr, size_t old_size, size_t new_size)
 {
-    (void)ctx;
     bool was = old_size >= MAPPED_FROM, will = new_size >= MAPPED_FROM;
     if (!was && !will) {
         if (new_size) return realloc(ptr, new_size);
@@ -53,10 +52,9 @@ const struct kvr_alloc *kvr_alloc_libc(void)
     return &libc_alloc;
 }
 
-static uint64_t monotonic_now(void *ctx)
+static uint64_t monotonic_now(void *)
 {
     struct timespec ts;
-    (void)ctx;
     clock_gettime(CLOCK_MONOTONIC, &ts);
     return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
 }

@@ -298,10 +298,9 @@ void kvr_router_poll(struct kvr_router *r)
     kvr_unlock(&r->lock);
 }
 
-static size_t class_again(void *ctx, const struct kvr_queue *next, const struct kvr_queue_item *item)
+static size_t class_again(void *, const struct kvr_queue *next, const struct kvr_queue_item *item)
 {
     const struct kvr_router_request *rq = ticket_of(item)->request;
-    (void)ctx;
     return kvr_queue_class(next, rq->policy_class, rq->policy_class_len, item->isl > item->cached ? item->isl - item->cached : 0);
 }
 

@@ -77,12 +77,10 @@ static bool hash_prompt(struct sim *s, struct job *j)
 
 /* ---- engines ----------------------------------------------------------------------------------------- */
 
-static void on_event(void *ctx, const struct kvr_event *ev, const uint32_t *tokens, size_t tokens_n, void *user)
+static void on_event(void *ctx, const struct kvr_event *ev, const uint32_t *tokens, size_t, void *)
 {
     struct sim_worker *w = ctx;
     uint32_t block = w->sim->cfg.block_size;
-    (void)tokens_n;
-    (void)user;
     if (!sim_grow(w->sim, (void **)&w->kept, &w->kept_cap, w->kept_n + 1, sizeof *w->kept)) return;
     struct kept_event *k = &w->kept[w->kept_n];
     *k = (struct kept_event){.ev = *ev};

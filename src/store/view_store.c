@@ -211,10 +211,9 @@ struct visit {
     bool known, partial, taken;
 };
 
-static void visit_view(void *arg, const struct kvr_view_status *s, const uint32_t *ranks, size_t n, struct kvr_view_cursor *adopt)
+static void visit_view(void *arg, const struct kvr_view_status *s, const uint32_t *ranks, size_t n, struct kvr_view_cursor *)
 {
     struct visit *v = arg;
-    (void)adopt;
     v->known = s->cursor.known;
     v->partial = s->cursor.partial;
     if (!v->known || v->partial) return;
@@ -660,13 +659,9 @@ int kvr_view_store_follow(struct kvr_view_store *st, const struct kvr_view_of *o
     return 0;
 }
 
-static void begin_to_keep(void *arg, const struct kvr_view_status *s, const uint32_t *ranks, size_t n, struct kvr_view_cursor *adopt)
+static void begin_to_keep(void *arg, const struct kvr_view_status *, const uint32_t *, size_t, struct kvr_view_cursor *)
 {
     struct kept *k = arg;
-    (void)s;
-    (void)ranks;
-    (void)n;
-    (void)adopt;
     kvr_ingest_keep(k->of.ingest, &keeper, k);
 }
 

@@ -227,15 +227,13 @@ static void mooncake(struct edits *x, const struct kvr_handoff_leg *leg, bool pr
     if (prefill) set(x, "ignore_eos", "true"); /* one that ends by itself hands nothing over */
 }
 
-static void put_host(struct kvr_buf *b, const struct kvr_handoff_leg *leg, size_t i)
+static void put_host(struct kvr_buf *b, const struct kvr_handoff_leg *leg, size_t)
 {
-    (void)i;
     kvr_json_str(b, leg->host, strlen(leg->host));
 }
 
-static void put_port(struct kvr_buf *b, const struct kvr_handoff_leg *leg, size_t i)
+static void put_port(struct kvr_buf *b, const struct kvr_handoff_leg *leg, size_t)
 {
-    (void)i;
     kvr_json_u64(b, leg->port);
 }
 

@@ -30,10 +30,9 @@ static struct kvr_http_client *client;
 static struct kvr_endpoint endpoint;
 static int listener, conns[CONNS];
 
-static void on_head(struct kvr_http_call *call, void *ctx, int status, const struct kvr_headers *h, int64_t length)
+static void on_head(struct kvr_http_call *, void *ctx, int status, const struct kvr_headers *h, int64_t length)
 {
     struct seen *s = ctx;
-    (void)call;
     KVR_ASSERT(!s->ends && !s->heads && status >= 200 && status <= 999);
     s->heads++;
     s->status = status;
@@ -46,28 +45,24 @@ static void on_head(struct kvr_http_call *call, void *ctx, int status, const str
     }
 }
 
-static void on_body(struct kvr_http_call *call, void *ctx, const char *data, size_t len)
+static void on_body(struct kvr_http_call *, void *ctx, const char *data, size_t len)
 {
     struct seen *s = ctx;
-    (void)call;
     KVR_ASSERT(s->heads == 1 && !s->ends && len);
     kvr_buf_add(&s->text, data, len);
 }
 
-static void on_done(struct kvr_http_call *call, void *ctx)
+static void on_done(struct kvr_http_call *, void *ctx)
 {
     struct seen *s = ctx;
-    (void)call;
     KVR_ASSERT(s->heads == 1 && !s->ends);
     s->ends++;
     s->done = true;
 }
 
-static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failure why, const char *text)
+static void on_failed(struct kvr_http_call *, void *ctx, enum kvr_http_failure, const char *text)
 {
     struct seen *s = ctx;
-    (void)call;
-    (void)why;
     KVR_ASSERT(!s->ends && text);
     s->ends++;
 }

@@ -34,10 +34,9 @@ static bool is_strangers(const struct kvr_http_request *rq)
     return rq->path.len > 1 && rq->path.ptr[1] == 's';
 }
 
-static void on_request(struct kvr_http_conn *c, void *ctx)
+static void on_request(struct kvr_http_conn *c, void *)
 {
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
-    (void)ctx;
     now->n++;
     KVR_ASSERT(rq->path.len && (rq->path.ptr[0] == '/' || kvr_text_is(rq->path, "*")));
     KVR_ASSERT(!is_strangers(rq) || rq->body_len == 0);
@@ -64,16 +63,13 @@ static void on_request(struct kvr_http_conn *c, void *ctx)
     now->answered++;
 }
 
-static void body_room(struct kvr_http_conn *c, void *ctx, struct kvr_http_room *room)
+static void body_room(struct kvr_http_conn *c, void *, struct kvr_http_room *room)
 {
-    (void)ctx;
     if (is_strangers(kvr_http_conn_request(c))) room->bytes = 0;
 }
 
-static void on_gone(struct kvr_http_conn *c, void *ctx)
+static void on_gone(struct kvr_http_conn *, void *)
 {
-    (void)c;
-    (void)ctx;
     now->gone++;
 }
 

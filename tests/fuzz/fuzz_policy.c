@@ -5,10 +5,8 @@
 #include "base/base.h"
 #include "app/serve/config/policy_file.h"
 
-static bool always(void *ctx, const struct kvr_queue_item *item)
+static bool always(void *, const struct kvr_queue_item *)
 {
-    (void)ctx;
-    (void)item;
     return true;
 }
 

@@ -40,9 +40,8 @@ static void read_memory(const char *data, size_t len)
     kvr_engine_stream_free(&s);
 }
 
-static bool count_batch(void *ctx, uint64_t seq, const char *data, size_t len)
+static bool count_batch(void *ctx, uint64_t, const char *data, size_t len)
 {
-    (void)seq;
     read_memory(data, len);
     *(size_t *)ctx += 24 + 8 + len;
     return true;

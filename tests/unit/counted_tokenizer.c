@@ -44,11 +44,9 @@ static void wait_while_held(void)
     pthread_mutex_unlock(&counted.lock);
 }
 
-int kvr_tok_load(const char *dir, const char *options, struct kvr_tok **out, struct kvr_tok_buf *err)
+int kvr_tok_load(const char *, const char *, struct kvr_tok **out, struct kvr_tok_buf *err)
 {
     uint32_t number = atomic_fetch_add(&counted.read, 1);
-    (void)dir;
-    (void)options;
     wait_while_held();
     if (atomic_load(&counted.unusable)) {
         give(err, "json: it is broken", 18);
@@ -76,30 +74,20 @@ void kvr_tok_free(struct kvr_tok *t)
     free(t);
 }
 
-int kvr_tok_ask(const struct kvr_tok *t, const char *question, size_t len, size_t inline_max, struct kvr_tok_job **job,
-                struct kvr_tok_buf *out)
+int kvr_tok_ask(const struct kvr_tok *t, const char *, size_t, size_t, struct kvr_tok_job **, struct kvr_tok_buf *out)
 {
-    (void)question;
-    (void)len;
-    (void)inline_max;
-    (void)job;
     must(atomic_load(&t->mark) == ALIVE);
     give(out, &t->number, sizeof t->number);
     must(atomic_load(&t->mark) == ALIVE);
     return 0;
 }
 
-int kvr_tok_finish(struct kvr_tok_job *job, struct kvr_tok_buf *out)
+int kvr_tok_finish(struct kvr_tok_job *, struct kvr_tok_buf *)
 {
-    (void)job;
-    (void)out;
     return KVR_TOK_EUNSUPPORTED;
 }
 
-void kvr_tok_drop(struct kvr_tok_job *job)
-{
-    (void)job;
-}
+void kvr_tok_drop(struct kvr_tok_job *) {}
 
 void kvr_tok_figures(const struct kvr_tok *t, struct kvr_tok_figures *out)
 {

@@ -9,7 +9,7 @@ static int parse(const char *text, struct api_keys *k, char err[512])
     return api_keys_parse("k.yaml", text, strlen(text), k, err, 512);
 }
 
-static void a_file_is_read_with_what_each_key_inherits(void **state)
+static void a_file_is_read_with_what_each_key_inherits(void **)
 {
     static const char text[] = "default: {requests_per_second: 2, max_concurrent: 9}\n"
                                "models:\n  big: {tokens_per_second: 100, burst_tokens: 7}\n"
@@ -23,7 +23,6 @@ static void a_file_is_read_with_what_each_key_inherits(void **state)
     struct api_keys k;
     char err[512] = "";
     unsigned char abc[KVR_DIGEST];
-    (void)state;
     if (parse(text, &k, err)) fail_msg("%s", err);
     assert_int_equal(k.n, 2);
     const struct api_key *a = &k.keys[0], *b = &k.keys[1];
@@ -45,7 +44,7 @@ static void a_file_is_read_with_what_each_key_inherits(void **state)
 
 #define ONE "keys:\n  - {name: a, key: first-secret, "
 
-static void what_may_not_be_is_named_with_its_line_and_what_is_allowed(void **state)
+static void what_may_not_be_is_named_with_its_line_and_what_is_allowed(void **)
 {
     static const struct {
         const char *text, *said;
@@ -85,7 +84,6 @@ static void what_may_not_be_is_named_with_its_line_and_what_is_allowed(void **st
         {ONE "}\n  - {name: b, key: first-secret}\n", "k.yaml:3: key: the key of line 2"},
     };
     struct api_keys k;
-    (void)state;
     for (size_t i = 0; i < KVR_ARRAY_LEN(refused); i++) {
         char err[512] = "";
         assert_int_equal(parse(refused[i].text, &k, err), -1);

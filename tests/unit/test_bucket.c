@@ -10,9 +10,8 @@
 
 static const struct kvr_bucket_rate two_a_second = {2, 10};
 
-static void a_bucket_of_zeroes_is_full(void **s)
+static void a_bucket_of_zeroes_is_full(void **)
 {
-    (void)s;
     struct kvr_bucket b = {0};
     assert_true(kvr_bucket_left(&b, two_a_second, 0) == 10);
     for (int i = 0; i < 10; i++) assert_true(kvr_bucket_take(&b, two_a_second, 5 * SECOND, 1) == 0);
@@ -21,9 +20,8 @@ static void a_bucket_of_zeroes_is_full(void **s)
     assert_true(kvr_bucket_full_in(&b, two_a_second, 5 * SECOND) == 5);
 }
 
-static void what_is_said_to_be_the_wait_is_enough_and_not_too_much(void **s)
+static void what_is_said_to_be_the_wait_is_enough_and_not_too_much(void **)
 {
-    (void)s;
     struct kvr_bucket b = {0};
     assert_true(kvr_bucket_take(&b, two_a_second, SECOND, 9) == 0);
     double wait = kvr_bucket_take(&b, two_a_second, SECOND, 4);
@@ -32,9 +30,8 @@ static void what_is_said_to_be_the_wait_is_enough_and_not_too_much(void **s)
     assert_true(kvr_bucket_take(&b, two_a_second, SECOND + (uint64_t)(1.5 * SECOND), 4) == 0);
 }
 
-static void more_than_the_burst_needs_a_full_bucket_and_leaves_a_debt(void **s)
+static void more_than_the_burst_needs_a_full_bucket_and_leaves_a_debt(void **)
 {
-    (void)s;
     struct kvr_bucket b = {0};
     assert_true(kvr_bucket_take(&b, two_a_second, 0, 1) == 0);
     assert_true(kvr_bucket_take(&b, two_a_second, 0, 100) == 0.5);
@@ -43,9 +40,8 @@ static void more_than_the_burst_needs_a_full_bucket_and_leaves_a_debt(void **s)
     assert_true(kvr_bucket_take(&b, two_a_second, SECOND / 2, 1) == 45.5); /* 90 of debt, and room for 1 */
 }
 
-static void a_correction_goes_both_ways_and_never_above_full(void **s)
+static void a_correction_goes_both_ways_and_never_above_full(void **)
 {
-    (void)s;
     struct kvr_bucket b = {0};
     assert_true(kvr_bucket_take(&b, two_a_second, 0, 8) == 0);
     kvr_bucket_correct(&b, two_a_second, 0, -5);
@@ -57,9 +53,8 @@ static void a_correction_goes_both_ways_and_never_above_full(void **s)
     assert_true(kvr_bucket_left(&b, two_a_second, 0) == 10);
 }
 
-static void no_rate_is_no_limit_and_time_that_goes_back_gives_nothing(void **s)
+static void no_rate_is_no_limit_and_time_that_goes_back_gives_nothing(void **)
 {
-    (void)s;
     struct kvr_bucket b = {0};
     for (int i = 0; i < 100; i++) assert_true(kvr_bucket_take(&b, (struct kvr_bucket_rate){0}, 0, 1e9) == 0);
     assert_true(kvr_bucket_take(&b, two_a_second, 9 * SECOND, 10) == 0);
@@ -68,18 +63,16 @@ static void no_rate_is_no_limit_and_time_that_goes_back_gives_nothing(void **s)
 }
 
 /* A rate that changes takes effect at once, for what has not come back too. */
-static void another_rate_and_burst_are_those_of_the_next_moment(void **s)
+static void another_rate_and_burst_are_those_of_the_next_moment(void **)
 {
-    (void)s;
     struct kvr_bucket b = {0};
     assert_true(kvr_bucket_take(&b, two_a_second, 0, 10) == 0);
     assert_true(kvr_bucket_left(&b, (struct kvr_bucket_rate){100, 50}, 0) == 40);
 }
 
 /* Whatever is asked, over any span not more goes through than burst + rate * span, with one request beyond. */
-static void no_more_goes_through_than_the_rate_and_one_burst(void **s)
+static void no_more_goes_through_than_the_rate_and_one_burst(void **)
 {
-    (void)s;
     struct kvr_rng rng = {env_u64("KVR_SEED", 7)};
     for (int round = 0; round < 200; round++) {
         struct kvr_bucket_rate rate = {0.5 + 50 * kvr_rng_unit(&rng), 1 + 100 * kvr_rng_unit(&rng)};

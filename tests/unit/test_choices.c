@@ -4,9 +4,8 @@
 
 #include "app/serve/data/state/choices.h"
 
-static void what_is_pending_may_be_delivered_or_not(void **s)
+static void what_is_pending_may_be_delivered_or_not(void **)
 {
-    (void)s;
     assert_int_equal(choices_error(64, 0, 64), 0);
     assert_int_equal(choices_error(64, 0, 16), 48);
     assert_int_equal(choices_error(64, 0, 80), 16);
@@ -30,9 +29,8 @@ static void is(struct choices_verdict v, bool moved, uint32_t again, enum choice
 static const struct kvr_router_result away = {
     .required_blocks = 100, .held_blocks = 10, .most_blocks = 60, .longest_blocks = 60, .scored = true, .candidates = 4};
 
-static void moves_have_a_reason(void **s)
+static void moves_have_a_reason(void **)
 {
-    (void)s;
     struct kvr_router_result r = away;
     is(choices_judge(&r, false), true, 50, CHOICES_LOAD);
     is(choices_judge(&r, true), true, 50, CHOICES_CHANCE);
@@ -53,9 +51,8 @@ static void moves_have_a_reason(void **s)
     is(choices_judge(&r, false), true, 50, CHOICES_NOT_ELIGIBLE);
 }
 
-static void who_holds_as_much_or_has_it_in_work_loses_nothing(void **s)
+static void who_holds_as_much_or_has_it_in_work_loses_nothing(void **)
 {
-    (void)s;
     struct kvr_router_result r = away;
     r.held_blocks = 60;
     is(choices_judge(&r, false), false, 0, CHOICES_LOAD);
@@ -112,9 +109,8 @@ static void advice_says_how_many_and_what_would_help(void **s)
                                     "have, of 100: see kvroute_choice_regret_ms");
 }
 
-static void nothing_worth_a_word_is_not_said(void **s)
+static void nothing_worth_a_word_is_not_said(void **)
 {
-    (void)s;
     struct choices_totals m = {.choices = 49, .stored_blocks = 1000, .removed_blocks = 1000};
     m.moved[CHOICES_LOAD] = m.moved[CHOICES_NOT_ELIGIBLE] = 49; /* too few choices */
     assert_string_equal(advice(&m), "");
@@ -134,9 +130,8 @@ static void nothing_worth_a_word_is_not_said(void **s)
     assert_string_equal(advice(&(struct choices_totals){0}), "");
 }
 
-static void advice_fits_what_there_is(void **s)
+static void advice_fits_what_there_is(void **)
 {
-    (void)s;
     char line[32];
     struct choices_totals m = {.choices = 100};
     m.moved[CHOICES_LOAD] = 100;
@@ -144,9 +139,8 @@ static void advice_fits_what_there_is(void **s)
     assert_string_equal(line, "choices of the last minute: 100");
 }
 
-static void advice_comes_at_most_once_a_minute_and_is_of_the_last_one(void **s)
+static void advice_comes_at_most_once_a_minute_and_is_of_the_last_one(void **)
 {
-    (void)s;
     static struct choices_watch w;
     struct choices_totals t = {0};
     char line[1024];

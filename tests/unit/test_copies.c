@@ -370,9 +370,8 @@ static void lower_tiers_count_for_themselves(void **state)
     assert_false(index_holds(r->index, KVR_TIER_HOST_PINNED, 2));
 }
 
-static struct kvr_engine_stream *the_stream(void *ctx, uint32_t rank)
+static struct kvr_engine_stream *the_stream(void *ctx, uint32_t)
 {
-    (void)rank;
     return ctx;
 }
 

@@ -26,10 +26,9 @@ static bool is_told(struct decisions *all, unsigned i, const char *of)
 static const struct decision_legs two = {
     .present = true, .treatment = "remote", .protocol = "vllm-nixl", .has_prefill = true, .ms = 7, .handoff_ms = -1, .kv_wait_ms = -1};
 
-static void a_place_that_is_used_again_tells_nothing_of_who_had_it(void **s)
+static void a_place_that_is_used_again_tells_nothing_of_who_had_it(void **)
 {
     struct decisions *all = decisions_create();
-    (void)s;
     for (unsigned i = 0; i < DECISIONS; i++) add(all, i, &two);
     assert_true(is_told(all, 0, "\"treatment\":\"remote\"") && is_told(all, DECISIONS - 1, "\"prefill\":{"));
     for (unsigned i = DECISIONS; i < 2 * DECISIONS - 1; i++) add(all, i, NULL);
@@ -40,10 +39,9 @@ static void a_place_that_is_used_again_tells_nothing_of_who_had_it(void **s)
     decisions_destroy(all);
 }
 
-static void times_that_are_not_there_are_null(void **s)
+static void times_that_are_not_there_are_null(void **)
 {
     struct decisions *all = decisions_create();
-    (void)s;
     add(all, 1, &two);
     assert_true(is_told(all, 1, "\"handoff_ms\":null") && is_told(all, 1, "\"kv_wait_ms\":null") && is_told(all, 1, "\"ms\":7"));
     assert_true(is_told(all, 1, "\"why\":null") && is_told(all, 1, "\"eff_isl\":null") && is_told(all, 1, "\"staged\":null"));

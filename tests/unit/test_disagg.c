@@ -37,32 +37,28 @@ static bool local(struct kvr_disagg_rule rule, struct kvr_disagg_facts facts)
     return whole;
 }
 
-static void without_a_rule_there_are_two_legs(void **s)
+static void without_a_rule_there_are_two_legs(void **)
 {
-    (void)s;
     assert_false(local(rule_of(KVR_DISAGG_OFF), facts_of(100, 0)));
 }
 
-static void fewer_than_2048_uncached_tokens_of_10000_are_local(void **s)
+static void fewer_than_2048_uncached_tokens_of_10000_are_local(void **)
 {
-    (void)s;
     struct kvr_disagg_rule r = rule_of(KVR_DISAGG_ISL_BOUNDING);
     assert_true(local(r, facts_of(10000, 2047)));
     assert_false(local(r, facts_of(10000, 2048)));
 }
 
-static void a_ratio_of_seven_tenths_is_not_below_it(void **s)
+static void a_ratio_of_seven_tenths_is_not_below_it(void **)
 {
-    (void)s;
     struct kvr_disagg_rule r = rule_of(KVR_DISAGG_ISL_BOUNDING);
     assert_false(local(r, facts_of(1000, 700)));
     assert_true(local(r, facts_of(1000, 699)));
     assert_true(local(r, facts_of(0, 0)));
 }
 
-static void a_busy_prefill_worker_leaves_it_to_the_decode_worker(void **s)
+static void a_busy_prefill_worker_leaves_it_to_the_decode_worker(void **)
 {
-    (void)s;
     struct kvr_disagg_rule r = rule_of(KVR_DISAGG_PREFILL_LOAD);
     struct kvr_disagg_facts f = facts_of(10000, 10000);
     f.prefill_ahead = 4096;
@@ -77,9 +73,8 @@ static void a_busy_prefill_worker_leaves_it_to_the_decode_worker(void **s)
     assert_false(local(r, facts_of(10000, 10000)));
 }
 
-static void a_prefill_load_that_is_not_known_is_calm_and_a_refused_look_is_busy(void **s)
+static void a_prefill_load_that_is_not_known_is_calm_and_a_refused_look_is_busy(void **)
 {
-    (void)s;
     struct kvr_disagg_rule r = rule_of(KVR_DISAGG_PREFILL_LOAD);
     struct kvr_disagg_facts f = facts_of(10000, 10000);
     f.prefill_ahead = 100000;
@@ -96,9 +91,8 @@ static void a_prefill_load_that_is_not_known_is_calm_and_a_refused_look_is_busy(
     assert_false(local(r, f));
 }
 
-static void the_gate_keeps_a_busy_decode_worker_from_whole_requests(void **s)
+static void the_gate_keeps_a_busy_decode_worker_from_whole_requests(void **)
 {
-    (void)s;
     struct kvr_disagg_rule r = rule_of(KVR_DISAGG_ISL_BOUNDING);
     struct kvr_disagg_facts f = facts_of(10000, 0);
     const char *why;
@@ -116,9 +110,8 @@ static void the_gate_keeps_a_busy_decode_worker_from_whole_requests(void **s)
     assert_false(local(r, f));
 }
 
-static void what_is_not_worth_a_transfer_is_local_whatever_the_policy_says(void **s)
+static void what_is_not_worth_a_transfer_is_local_whatever_the_policy_says(void **)
 {
-    (void)s;
     struct kvr_disagg_rule r = rule_of(KVR_DISAGG_OFF);
     r.min_uncached = 64;
     r.decode_load = 0;
@@ -126,9 +119,8 @@ static void what_is_not_worth_a_transfer_is_local_whatever_the_policy_says(void 
     assert_false(local(r, facts_of(64, 64)));
 }
 
-static void least_delay_weighs_the_queues_and_those_who_generate(void **s)
+static void least_delay_weighs_the_queues_and_those_who_generate(void **)
 {
-    (void)s;
     struct kvr_disagg_rule r = rule_of(KVR_DISAGG_LEAST_DELAY);
     struct kvr_disagg_facts f = facts_of(8000, 100);
     f.local_decoding = 20;
@@ -147,9 +139,8 @@ static void least_delay_weighs_the_queues_and_those_who_generate(void **s)
     assert_false(local(r, f)); /* what is not known counts as nothing */
 }
 
-static void the_weight_says_for_how_long_a_prompt_waits_for_a_prefill_worker(void **s)
+static void the_weight_says_for_how_long_a_prompt_waits_for_a_prefill_worker(void **)
 {
-    (void)s;
     struct kvr_disagg_rule r = rule_of(KVR_DISAGG_LEAST_DELAY);
     struct kvr_disagg_facts f = facts_of(10000, 10000);
     f.local_decoding = 1000000; /* so that a token counts 1 + weight times */
@@ -165,9 +156,8 @@ static void the_weight_says_for_how_long_a_prompt_waits_for_a_prefill_worker(voi
     assert_false(local(r, f));
 }
 
-static void values_out_of_range_are_named(void **s)
+static void values_out_of_range_are_named(void **)
 {
-    (void)s;
     const char *field = "";
     struct kvr_disagg_rule r;
     kvr_disagg_rule_init(&r);
@@ -191,9 +181,8 @@ static void values_out_of_range_are_named(void **s)
     assert_string_equal(field, "decode_load");
 }
 
-static void policies_have_names(void **s)
+static void policies_have_names(void **)
 {
-    (void)s;
     enum kvr_disagg_policy p = KVR_DISAGG_POLICIES;
     for (unsigned i = 0; i < KVR_DISAGG_POLICIES; i++) {
         const char *name = kvr_disagg_policy_name((enum kvr_disagg_policy)i);

@@ -121,30 +121,22 @@ struct replica {
     struct kvr_durable_feed *feed;
 };
 
-static int on_event(void *ctx, void *user, const struct kvr_event *ev, const struct kvr_ingest_origin *origin)
+static int on_event(void *, void *user, const struct kvr_event *ev, const struct kvr_ingest_origin *)
 {
-    (void)ctx;
-    (void)origin;
     return kvr_index_apply(user, ev);
 }
 
-static void on_reset(void *ctx, void *user, struct kvr_worker w)
+static void on_reset(void *, void *user, struct kvr_worker w)
 {
-    (void)ctx;
     kvr_index_remove_rank(user, w);
 }
 
-static struct kvr_index *hold(void *ctx, void *user)
+static struct kvr_index *hold(void *, void *user)
 {
-    (void)ctx;
     return user;
 }
 
-static void release(void *ctx, void *user)
-{
-    (void)ctx;
-    (void)user;
-}
+static void release(void *, void *) {}
 
 static void replica_start(struct replica *r, const struct server *s, uint64_t threshold, bool reset)
 {
@@ -317,7 +309,7 @@ static uint64_t published_again(const struct fleet *f)
 
 /* ---- the tests ------------------------------------------------------------------------------------------------------ */
 
-static void replicas_end_right_and_the_stream_stays_small(void **state)
+static void replicas_end_right_and_the_stream_stays_small(void **)
 {
     uint64_t total = env_u64("KVR_OPS", 1000000), threshold = total / 10, most = 0;
     struct server s;
@@ -326,7 +318,6 @@ static void replicas_end_right_and_the_stream_stays_small(void **state)
     struct side side;
     struct kvr_snapshots *store;
     char token[100];
-    (void)state;
     server_start(&s);
     fleet_start(&f, &s);
     kvr_registry_token(SCOPE, token, sizeof token);
@@ -384,14 +375,13 @@ static void replicas_end_right_and_the_stream_stays_small(void **state)
     server_remove(&s);
 }
 
-static void orphans_and_reset(void **state)
+static void orphans_and_reset(void **)
 {
     struct server s;
     struct fleet f;
     struct replica a, b;
     struct side side;
     jsConsumerConfig cc;
-    (void)state;
     server_start(&s);
     fleet_start(&f, &s);
     for (int i = 0; i < 3000; i++) step(&f);

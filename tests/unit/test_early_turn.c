@@ -22,11 +22,10 @@ int __wrap_kvr_router_submit(struct kvr_router *r, struct kvr_router_ctx *c, con
     return rc;
 }
 
-static void a_turn_that_comes_early_is_an_answer_and_leaves_no_booking(void **state)
+static void a_turn_that_comes_early_is_an_answer_and_leaves_no_booking(void **)
 {
     char port[16], text[8192];
     struct program p = {0};
-    (void)state;
     free_port(port);
     const char *const args[] = {"select", "--host", "127.0.0.1", "--port", port, "--router-queue-threshold", "0", "--no-router-kv-events",
                                 NULL};

@@ -53,9 +53,8 @@ static void vllm_with_one_rank(void **state)
 }
 
 /* Its offloading connectors have series of their own; that of a store that others share may be anything's. */
-static void vllm_that_offloads(void **state)
+static void vllm_that_offloads(void **)
 {
-    (void)state;
     static const char *const told[] = {"vllm:kv_offload_cpu_cache_usage_perc{engine=\"0\"} 0.5\n",
                                        "vllm:simple_kv_offload_info{engine=\"0\",backend=\"cpu\"} 1\n"};
     static const char *const not_told[] = {ONE_METRICS, "vllm:external_prefix_cache_queries_total{engine=\"0\"} 0\n", "vllm:kv 1\n"};

@@ -13,7 +13,7 @@ static struct kvr_engine_loads read_text(const char *text)
 }
 
 /* As vLLM 0.6 (no engine label, gpu_cache_usage_perc), 0.9 and later tell it. */
-static void the_names_of_several_vllm_releases(void **state)
+static void the_names_of_several_vllm_releases(void **)
 {
     static const char *const texts[] = {
         "vllm:num_requests_running{model_name=\"m\"} 3.0\nvllm:num_requests_waiting{model_name=\"m\"} 2.0\n"
@@ -27,7 +27,6 @@ static void the_names_of_several_vllm_releases(void **state)
         "vllm_num_requests_waiting_by_reason{engine=\"0\",reason=\"capacity\"} 100\nvllm_kv_cache_usage_perc{engine=\"0\"} 0.25\n"
         "vllm_cache_config_info{block_size=\"32\",engine=\"0\",num_gpu_blocks=\"200\"} 1\n",
     };
-    (void)state;
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         struct kvr_engine_loads l = read_text(texts[i]);
         struct kvr_engine_load r;
@@ -38,10 +37,9 @@ static void the_names_of_several_vllm_releases(void **state)
     }
 }
 
-static void the_names_of_sglang(void **state)
+static void the_names_of_sglang(void **)
 {
     struct kvr_engine_load r;
-    (void)state;
     /* tensor-parallel parts tell the same; each priority has a series beside that of all */
     struct kvr_engine_loads l = read_text("sglang:num_running_reqs{dp_rank=\"1\",priority=\"\",tp_rank=\"0\"} 4.0\n"
                                           "sglang:num_running_reqs{dp_rank=\"1\",priority=\"\",tp_rank=\"1\"} 4.0\n"
@@ -55,10 +53,9 @@ static void the_names_of_sglang(void **state)
     assert_false(kvr_engine_loads_of(&l, 0, 3, 2, 16, 0, &r));
 }
 
-static void ranks_by_number_or_by_place(void **state)
+static void ranks_by_number_or_by_place(void **)
 {
     struct kvr_engine_load r;
-    (void)state;
     struct kvr_engine_loads global = read_text("vllm:num_requests_running{engine=\"4\"} 4\nvllm:num_requests_running{engine=\"5\"} 5\n");
     struct kvr_engine_loads local = read_text("vllm:num_requests_running{engine=\"0\"} 4\nvllm:num_requests_running{engine=\"1\"} 5\n");
     struct kvr_engine_loads alone = read_text("vllm:num_requests_running{engine=\"7\"} 4\n");
@@ -71,11 +68,10 @@ static void ranks_by_number_or_by_place(void **state)
     assert_false(kvr_engine_loads_of(&plain, 0, 2, 0, 16, 0, &r)); /* of which rank? */
 }
 
-static void figures_that_cannot_be_are_left_out(void **state)
+static void figures_that_cannot_be_are_left_out(void **)
 {
     struct kvr_engine_load r;
     char text[20000] = "", line[80];
-    (void)state;
     struct kvr_engine_loads l = read_text("vllm:num_requests_running NaN\nvllm:num_requests_waiting -1\nvllm:kv_cache_usage_perc 80\n"
                                           "vllm:num_requests_running +Inf\nvllm:num_requests_running 1e300\n"
                                           "vllm:num_requests_running{engine=\"x\"} 3\n"
@@ -92,14 +88,13 @@ static void figures_that_cannot_be_are_left_out(void **state)
     assert_true(kvr_engine_loads_of(&l, 0, 64, 63, 16, 0, &r) && r.running == 1);
 }
 
-static void an_active_load_comes_back_as_it_was_written(void **state)
+static void an_active_load_comes_back_as_it_was_written(void **)
 {
     struct kvr_engine_load in = {
         .has_running = true, .running = 7, .has_usage = true, .usage = 0.375, .has_used = true, .used_blocks = 30, .total_blocks = 80};
     struct kvr_engine_load out;
     struct kvr_worker w;
     struct kvr_buf b = {0};
-    (void)state;
     kvr_active_load_write(&b, (struct kvr_worker){UINT64_MAX, 3}, &in);
     assert_int_equal(kvr_active_load_read(b.data, b.len, &w, &out), 0);
     assert_true(w.worker_id == UINT64_MAX && w.dp_rank == 3 && out.running == 7 && out.usage == 0.375 && out.used_blocks == 30);
@@ -115,10 +110,9 @@ static int read_bytes(const char *bytes, size_t len, struct kvr_engine_load *out
 }
 #define READ(text, out) read_bytes(text, sizeof text - 1, out)
 
-static void loads_of_others_are_understood_and_nonsense_is_refused(void **state)
+static void loads_of_others_are_understood_and_nonsense_is_refused(void **)
 {
     struct kvr_engine_load l;
-    (void)state;
     /* a scheduler's: {"worker_id": 1, "active_decode_blocks": 5, "kv_used_blocks": nil} */
     assert_int_equal(READ("\x83\xa9worker_id\x01\xb4"
                           "active_decode_blocks\x05\xae"

@@ -60,9 +60,8 @@ static void is_text(struct kvr_ext_proc_text t, const char *s)
     assert_memory_equal(t.ptr, s, t.len);
 }
 
-static void headers_are_read(void **state)
+static void headers_are_read(void **)
 {
-    (void)state;
     struct kvr_ext_proc_message m;
     read_message(&m, "read_request_headers");
     assert_int_equal(m.kind, KVR_EXT_PROC_REQUEST_HEADERS);
@@ -88,9 +87,8 @@ static void headers_are_read(void **state)
     kvr_ext_proc_free(&m);
 }
 
-static void a_subset_is_a_list_or_a_text(void **state)
+static void a_subset_is_a_list_or_a_text(void **)
 {
-    (void)state;
     struct kvr_ext_proc_message m;
     read_message(&m, "read_subset_list");
     assert_true(m.has_subset && m.subset_n == 2);
@@ -107,9 +105,8 @@ static void a_subset_is_a_list_or_a_text(void **state)
     kvr_ext_proc_free(&m);
 }
 
-static void bodies_and_trailers_are_read(void **state)
+static void bodies_and_trailers_are_read(void **)
 {
-    (void)state;
     struct kvr_ext_proc_message m;
     read_message(&m, "read_request_body");
     assert_true(m.kind == KVR_EXT_PROC_REQUEST_BODY && m.end_of_stream && m.body.len == 768);
@@ -133,9 +130,8 @@ static void bodies_and_trailers_are_read(void **state)
 }
 
 /* A member of a later release, and a value that goes forty levels deep where nobody looks. */
-static void what_is_not_known_is_passed_over(void **state)
+static void what_is_not_known_is_passed_over(void **)
 {
-    (void)state;
     struct kvr_ext_proc_message m;
     read_message(&m, "read_unknown_members");
     assert_int_equal(m.kind, KVR_EXT_PROC_REQUEST_BODY);
@@ -147,10 +143,9 @@ static void what_is_not_known_is_passed_over(void **state)
 }
 
 /* Every message is cut at every byte, and has every byte changed: it is read or refused, and the sanitizer sees what is touched. */
-static void what_is_broken_is_refused(void **state)
+static void what_is_broken_is_refused(void **)
 {
     static const char *const names[] = {"read_request_headers", "read_subset_list", "read_response_headers", "read_unknown_members"};
-    (void)state;
     for (size_t i = 0; i < KVR_ARRAY_LEN(names); i++) {
         size_t len, refused = 0;
         uint8_t *data = vector(names[i], &len);
@@ -201,9 +196,8 @@ static int read_empty_headers(size_t n)
     return rc;
 }
 
-static void structure_without_content_is_limited(void **state)
+static void structure_without_content_is_limited(void **)
 {
-    (void)state;
     assert_int_equal(read_empty_headers(KVR_EXT_PROC_HEADERS_MAX), 0);
     assert_int_equal(read_empty_headers(KVR_EXT_PROC_HEADERS_MAX + 1), -KVR_ELIMIT);
     assert_int_equal(read_empty_headers(1000000), -KVR_ELIMIT);
@@ -225,14 +219,13 @@ static void put_piece(struct kvr_buf *b, const void *data, size_t len, bool end)
     kvr_buf_add(b, data, len);
 }
 
-static void answers_are_what_others_write(void **state)
+static void answers_are_what_others_write(void **)
 {
     const struct kvr_ext_proc_header set[] = {{TEXT("x-gateway-destination-endpoint"), TEXT("10.0.0.1:8000")},
                                               {TEXT("x-kvroute-reason"), TEXT("\xc3\xa9")}};
     const struct kvr_ext_proc_modes modes = {KVR_EXT_PROC_BUFFERED, KVR_EXT_PROC_STREAMED};
     struct kvr_ext_proc_mutation m = {.set = set, .set_n = 2, .remove = (const char *const[]){"x-prefiller-host-port"}, .remove_n = 1};
     struct kvr_buf b = {0};
-    (void)state;
     m.clear_route_cache = true;
     kvr_ext_proc_put_answer(&b, KVR_EXT_PROC_REQUEST_BODY, &m);
     wrote(&b, "write_body_answer");
@@ -266,13 +259,12 @@ static void answers_are_what_others_write(void **state)
     kvr_buf_free(&b);
 }
 
-static void health_is_read_and_written(void **state)
+static void health_is_read_and_written(void **)
 {
     char service[KVR_HEALTH_NAME_MAX + 1];
     uint8_t too_long[3 + KVR_HEALTH_NAME_MAX + 1] = {0x0a, 0x81, 0x02};
     struct kvr_buf b = {0};
     size_t len;
-    (void)state;
     uint8_t *data = vector("read_health", &len);
     assert_int_equal(kvr_health_read(data, len, service), 0);
     assert_string_equal(service, "readiness");
@@ -286,11 +278,10 @@ static void health_is_read_and_written(void **state)
     kvr_buf_free(&b);
 }
 
-static void every_vector_was_looked_at(void **state)
+static void every_vector_was_looked_at(void **)
 {
     char line[8192];
     size_t n = 0;
-    (void)state;
     FILE *f = fopen(KVR_VECTORS_DIR "/ext_proc/messages.txt", "r");
     assert_non_null(f);
     while (fgets(line, sizeof line, f)) n++;

@@ -74,11 +74,10 @@ static bool is(struct kvr_bytes b, const char *text)
     return text ? b.len == strlen(text) && memcmp(b.ptr, text, b.len) == 0 : b.len == 0;
 }
 
-static void salts_live_as_long_as_their_blocks(void **state)
+static void salts_live_as_long_as_their_blocks(void **)
 {
     struct run r;
     char salt[32];
-    (void)state;
     setup(&r);
     for (int round = 0; round < 3; round++) {
         for (uint64_t i = 1; i <= 500; i++) {
@@ -144,10 +143,9 @@ static void the_engine_removes(struct run *r, uint64_t name)
     engine_says(r, &ev, NULL);
 }
 
-static void a_block_goes_with_its_last_copy(void **state)
+static void a_block_goes_with_its_last_copy(void **)
 {
     struct run r;
-    (void)state;
     setup(&r);
     for (int i = 0; i < 3; i++) the_engine_stores(&r, 5, 0, NULL);
     assert_int_equal(r.feed.next_id, 2); /* its copies are nobody's business */
@@ -171,14 +169,13 @@ static void a_block_goes_with_its_last_copy(void **state)
 }
 
 /* Of a store whose first blocks are there already, the others are published, with their own tokens, salt and parent. */
-static void what_is_new_of_a_store_is_published(void **state)
+static void what_is_new_of_a_store_is_published(void **)
 {
     static uint32_t tokens[3 * BS] = {1, 2, 3, 4, 5, 6};
     struct kvr_block blocks[3] = {{.block_hash = 6}, {.block_hash = 7}, {.block_hash = 8}};
     struct kvr_event ev = {.kind = KVR_EVENT_STORED, .has_parent = true, .parent_hash = 5, .blocks = blocks, .blocks_n = 1};
     struct kvr_engine_words w = {.tokens = tokens, .tokens_n = BS, .block_size = BS};
     struct run r;
-    (void)state;
     setup(&r);
     the_engine_stores(&r, 5, 0, "tenant");
     engine_writes(&r, &ev, &w);
@@ -217,10 +214,9 @@ static bool holds(struct run *r, uint64_t name, const char *salt)
     return found;
 }
 
-static void a_copy_that_stays_keeps_its_salt(void **state)
+static void a_copy_that_stays_keeps_its_salt(void **)
 {
     struct run r;
-    (void)state;
     setup(&r);
     the_engine_stores(&r, 5, 0, "tenant");
     the_engine_stores(&r, 5, 0, "tenant");

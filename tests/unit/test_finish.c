@@ -22,9 +22,8 @@ static enum kvr_finish in(const char *text)
     return found;
 }
 
-static void the_reason_is_found_by_its_name(void **state)
+static void the_reason_is_found_by_its_name(void **)
 {
-    (void)state;
     assert_int_equal(in("{\"choices\":[{\"text\":\"a\",\"finish_reason\":\"stop\"}]}"), KVR_FINISH_STOP);
     assert_int_equal(in("{\"finish_reason\" : \"length\"}"), KVR_FINISH_LENGTH);
     assert_int_equal(in("{\"finish_reason\":\"tool_calls\"}"), KVR_FINISH_TOOL_CALLS);
@@ -33,7 +32,7 @@ static void the_reason_is_found_by_its_name(void **state)
     assert_int_equal(in("{\"finish_reason\":\"\"}"), KVR_FINISH_OTHER);
 }
 
-static void what_is_no_reason_tells_none(void **state)
+static void what_is_no_reason_tells_none(void **)
 {
     static const char *const none[] = {
         "",
@@ -46,13 +45,11 @@ static void what_is_no_reason_tells_none(void **state)
         "{\"finish_reason\":7}",
         "{\"text\":\"\\\"finish_reason\\\":\\\"stop\\\"\"}", /* a text that speaks of it */
     };
-    (void)state;
     for (size_t i = 0; i < sizeof none / sizeof none[0]; i++) assert_int_equal(in(none[i]), KVR_FINISH_UNTOLD);
 }
 
-static void the_last_of_several_choices_counts(void **state)
+static void the_last_of_several_choices_counts(void **)
 {
-    (void)state;
     assert_int_equal(in("[{\"finish_reason\":\"stop\"},{\"finish_reason\":\"length\"},{\"finish_reason\":null}]"), KVR_FINISH_LENGTH);
 }
 

@@ -40,9 +40,8 @@ static void refuses(const char *body, const char *text)
     if (!strstr(why, text)) fail_msg("'%s' is not '%s'", why, text);
 }
 
-static void a_field_is_found_wherever_it_stands(void **state)
+static void a_field_is_found_wherever_it_stands(void **)
 {
-    (void)state;
     finds("--XX\r\n" MODEL_HEAD "whisper\r\n--XX\r\n" FILE_HEAD "RIFF\r\n--XX--\r\n", "whisper");
     finds("--XX\r\n" FILE_HEAD "RIFF\r\n--XX\r\n" MODEL_HEAD "whisper\r\n--XX--", "whisper");
     finds("a preamble\r\n--XX \t\r\n" MODEL_HEAD "whisper\r\n--XX-- \r\nan epilogue\r\n--XX\r\n" MODEL_HEAD "other\r\n--XX--\r\n",
@@ -54,7 +53,7 @@ static void a_field_is_found_wherever_it_stands(void **state)
     finds("--XX--\r\n", NULL);
 }
 
-static void a_name_is_read_as_headers_are_written(void **state)
+static void a_name_is_read_as_headers_are_written(void **)
 {
     static const char *const heads[] = {
         "content-disposition:form-data;name=model",
@@ -68,7 +67,6 @@ static void a_name_is_read_as_headers_are_written(void **state)
         "Content-Disposition: form-data; name=\"Model\"", "Content-Disposition: form-data; name=\"model \"",
         "Content-Disposition: form-data; name=\"model[]\"", "Content-Disposition: form-data; name=\"\"; filename=\"model\""};
     char body[512];
-    (void)state;
     for (size_t i = 0; i < KVR_ARRAY_LEN(heads); i++) {
         snprintf(body, sizeof body, "--XX\r\n%s\r\n\r\nwhisper\r\n--XX--\r\n", heads[i]);
         finds(body, "whisper");
@@ -79,7 +77,7 @@ static void a_name_is_read_as_headers_are_written(void **state)
     }
 }
 
-static void what_two_readers_may_read_in_two_ways_is_refused(void **state)
+static void what_two_readers_may_read_in_two_ways_is_refused(void **)
 {
     static const char *const heads[] = {"Content-Disposition: form-data;\r\n name=\"model\"",
                                         "Content-Disposition: form-data; name=\"model\"; name=\"file\"",
@@ -97,7 +95,6 @@ static void what_two_readers_may_read_in_two_ways_is_refused(void **state)
                                         "Content-Type: text/plain",
                                         "no header"};
     char body[512];
-    (void)state;
     for (size_t i = 0; i < KVR_ARRAY_LEN(heads); i++) {
         snprintf(body, sizeof body, "--XX\r\n%s\r\n\r\nwhisper\r\n--XX--\r\n", heads[i]);
         refuses(body, "a part of the form");
@@ -108,9 +105,8 @@ static void what_two_readers_may_read_in_two_ways_is_refused(void **state)
     refuses("--XX\n" MODEL_HEAD "whisper\r\n--XX--\r\n", "goes on");
 }
 
-static void a_form_without_its_end_or_its_boundary_is_refused(void **state)
+static void a_form_without_its_end_or_its_boundary_is_refused(void **)
 {
-    (void)state;
     static const char whole[] = "--XX\r\n" FILE_HEAD "RIFF\r\n--XX\r\n" MODEL_HEAD "whisper\r\n--XX--";
     struct kvr_form_field out[2];
     char *held;
@@ -125,32 +121,29 @@ static void a_form_without_its_end_or_its_boundary_is_refused(void **state)
     refuses("--XX\r\n\r\nwhisper\r\n--XX--\r\n", "no header");
 }
 
-static void two_fields_of_one_name_are_counted(void **state)
+static void two_fields_of_one_name_are_counted(void **)
 {
     static const char body[] = "--XX\r\n" MODEL_HEAD "a\r\n--XX\r\n" MODEL_HEAD "b\r\n--XX--\r\n";
     struct kvr_form_field out[2];
     char *held;
-    (void)state;
     assert_null(pick(body, sizeof body - 1, "XX", out, &held));
     assert_int_equal(out[0].times, 2);
     assert_true(out[0].len == 1 && *out[0].ptr == 'a' && !out[1].ptr);
     free(held);
 }
 
-static void a_form_in_a_part_is_its_value(void **state)
+static void a_form_in_a_part_is_its_value(void **)
 {
-    (void)state;
     finds("--XX\r\nContent-Disposition: form-data; name=\"file\"\r\nContent-Type: multipart/mixed; boundary=YY\r\n\r\n--YY\r\n" MODEL_HEAD
           "inner\r\n--YY--\r\n--XX\r\n" MODEL_HEAD "outer\r\n--XX--\r\n",
           "outer");
 }
 
-static void there_are_no_more_parts_than_engines_take(void **state)
+static void there_are_no_more_parts_than_engines_take(void **)
 {
     static const char part[] = "--XX\r\nContent-Disposition: form-data; name=a\r\n\r\n\r\n";
     size_t n = sizeof part - 1, most = KVR_FORM_PARTS_MAX;
     char *body = malloc((most + 1) * n + 8);
-    (void)state;
     for (size_t i = 0; i <= most; i++) memcpy(body + i * n, part, n);
     memcpy(body + most * n, "--XX--", 7);
     finds(body, NULL);
@@ -160,7 +153,7 @@ static void there_are_no_more_parts_than_engines_take(void **state)
     free(body);
 }
 
-static void a_boundary_is_what_the_content_type_names(void **state)
+static void a_boundary_is_what_the_content_type_names(void **)
 {
     static const struct {
         const char *type, *boundary; /* NULL: refused */
@@ -183,7 +176,6 @@ static void a_boundary_is_what_the_content_type_names(void **state)
                  {"multipart/form-data; boundary=XX; boundary*=UTF-8''YY", NULL},
                  {"multipart/form-data boundary=XX", NULL}};
     char out[KVR_FORM_BOUNDARY_MAX + 1];
-    (void)state;
     for (size_t i = 0; i < KVR_ARRAY_LEN(cases); i++) {
         const char *why = kvr_form_boundary(cases[i].type, strlen(cases[i].type), out);
         if (!why != !!cases[i].boundary) fail_msg("%s: %s", cases[i].type, why ? why : "taken");

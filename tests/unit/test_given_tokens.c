@@ -104,11 +104,10 @@ static void *use(void *arg)
     return NULL;
 }
 
-static void folders_are_swapped_under_load(void **state)
+static void folders_are_swapped_under_load(void **)
 {
     struct rig r;
     pthread_t threads[THREADS];
-    (void)state;
     open_rig(&r);
     for (int i = 0; i < THREADS; i++) assert_int_equal(pthread_create(&threads[i], NULL, use, &r), 0);
     for (int i = 0; i < RELOADS; i++) {
@@ -123,10 +122,9 @@ static void folders_are_swapped_under_load(void **state)
     close_rig(&r);
 }
 
-static void a_folder_that_cannot_be_read_again_stays_as_it_was(void **state)
+static void a_folder_that_cannot_be_read_again_stays_as_it_was(void **)
 {
     struct rig r;
-    (void)state;
     open_rig(&r);
     unsigned before = atomic_load(&r.counted->read);
     uint32_t m = reading_of(&r, "m");
@@ -140,10 +138,9 @@ static void a_folder_that_cannot_be_read_again_stays_as_it_was(void **state)
     remove_folder(r.dir);
 }
 
-static void what_changes_while_folders_are_read_is_read_once_more(void **state)
+static void what_changes_while_folders_are_read_is_read_once_more(void **)
 {
     struct rig r;
-    (void)state;
     open_rig(&r);
     unsigned before = atomic_load(&r.counted->read);
     counted_hold(r.counted, true);
@@ -158,9 +155,8 @@ static void what_changes_while_folders_are_read_is_read_once_more(void **state)
     assert_int_equal(atomic_load(&r.counted->read), before + 4); /* not a hundred times */
 }
 
-static void a_program_ends_while_folders_are_read_again(void **state)
+static void a_program_ends_while_folders_are_read_again(void **)
 {
-    (void)state;
     for (int i = 0; i < 20; i++) {
         struct rig r;
         open_rig(&r);

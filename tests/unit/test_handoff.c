@@ -59,10 +59,9 @@ static void names_of_protocols(void **s)
 
 /* ---- bodies --------------------------------------------------------------------------------------------------------- */
 
-static void prefill_computes_one_token_and_does_not_stream(void **s)
+static void prefill_computes_one_token_and_does_not_stream(void **)
 {
     struct kvr_handoff_leg leg = leg_of(KVR_KV_NONE);
-    (void)s;
     assert_string_equal(body_for('P', &leg,
                                  "{\"messages\":[ ],\"stream\" : true,\"stream_options\":{\"include_usage\":true},\"max_tokens\":300,"
                                  "\"min_tokens\":5,\"min_completion_tokens\":5,\"seed\":1e2,\"n\":1}",
@@ -73,11 +72,10 @@ static void prefill_computes_one_token_and_does_not_stream(void **s)
     assert_string_equal(body_for('P', &leg, "{}", NULL), "{\"stream\":false,\"max_tokens\":1}");
 }
 
-static void decode_gets_the_clients_body(void **s)
+static void decode_gets_the_clients_body(void **)
 {
     static const char body[] = " {\"messages\":[ ], \"stream\" : true,\"stream_options\":{},\"max_tokens\":3e2,\"min_tokens\":5}\n";
     static const enum kvr_kv_protocol without[] = {KVR_KV_NONE, KVR_KV_VLLM_P2P};
-    (void)s;
     for (size_t i = 0; i < KVR_ARRAY_LEN(without); i++) {
         struct kvr_handoff_leg leg = leg_of(without[i]);
         assert_string_equal(body_for('D', &leg, body, NULL), body);
@@ -105,10 +103,9 @@ static void nixl(void **s)
     assert_string_equal(body_for('R', &leg, "{\"stream\":true,\"min_tokens\":9}", &h), want);
 }
 
-static void nixl_push(void **s)
+static void nixl_push(void **)
 {
     struct kvr_handoff_leg leg = leg_of(KVR_KV_VLLM_NIXL_PUSH);
-    (void)s;
     leg.port = 5600;
     assert_string_equal(body_for('P', &leg, CLIENT "}", NULL),
                         CLIENT PREFILL_RULES ",\"kv_transfer_params\":{\"do_remote_decode\":true,\"do_remote_prefill\":false," UNKNOWN
@@ -123,10 +120,9 @@ static void nixl_push(void **s)
     assert_non_null(strstr(body_for('P', &leg, CLIENT "}", NULL), ",\"transfer_id\":\"xfer-a\\\"\\\\\\n\"}}"));
 }
 
-static void mooncake(void **s)
+static void mooncake(void **)
 {
     struct kvr_handoff_leg leg = leg_of(KVR_KV_VLLM_MOONCAKE);
-    (void)s;
     assert_string_equal(body_for('P', &leg, CLIENT "}", NULL), CLIENT PREFILL_RULES
                         ",\"kv_transfer_params\":{\"do_remote_decode\":true,\"do_remote_prefill\":false,\"transfer_id\":\"xfer-req1\"},"
                         "\"ignore_eos\":true}");
@@ -139,7 +135,7 @@ static void mooncake(void **s)
 }
 
 /* What a bootstrap server answers to GET /query. */
-static void names_of_engines(void **s)
+static void names_of_engines(void **)
 {
     static const struct {
         const char *answer;
@@ -159,7 +155,6 @@ static void names_of_engines(void **s)
         {"[]", 0, NULL},
     };
     struct kvr_json_parser *p = kvr_json_parser_new();
-    (void)s;
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) {
         char name[16] = "";
         struct kvr_json root;
@@ -170,11 +165,10 @@ static void names_of_engines(void **s)
     kvr_json_parser_free(p);
 }
 
-static void sglang(void **s)
+static void sglang(void **)
 {
     static const uint64_t rooms[] = {4611686018427387907, 5, 9223372036854775807};
     struct kvr_handoff_leg leg = leg_of(KVR_KV_SGLANG);
-    (void)s;
     leg.id = NULL;
     leg.rooms = rooms;
     leg.rooms_n = 1;
@@ -205,7 +199,7 @@ static void sglang(void **s)
     assert_non_null(strstr(body_for('D', &leg, "{}", NULL), "\"bootstrap_room\":[4611686018427387907]"));
 }
 
-static void trtllm(void **s)
+static void trtllm(void **)
 {
     static const char object[] = "{\"request_type\":\"context_only\",\"first_gen_tokens\":[123],\"ctx_request_id\":77,"
                                  "\"encoded_opaque_state\":\"a\\/b\",\"disagg_request_id\":1729384756102938625}";
@@ -214,7 +208,6 @@ static void trtllm(void **s)
 #define GENERATION_ONLY                                                                                                                    \
     "\"disaggregated_params\":{\"request_type\":\"generation_only\",\"first_gen_tokens\":[123],\"ctx_request_id\":77,"                     \
     "\"encoded_opaque_state\":\"a\\/b\",\"disagg_request_id\":1729384756102938625,\"schedule_style\":0"
-    (void)s;
     leg.disagg_request_id = 1729384756102938625;
     assert_string_equal(body_for('P', &leg, CLIENT "}", NULL),
                         CLIENT PREFILL_RULES ",\"disaggregated_params\":{\"request_type\":\"context_only\","
@@ -228,7 +221,7 @@ static void trtllm(void **s)
     assert_string_equal(body_for('D', &leg, "{\"messages\":[]}", &h), "{\"messages\":[]," GENERATION_ONLY "}}");
 }
 
-static void what_a_client_may_not_send_is_removed(void **s)
+static void what_a_client_may_not_send_is_removed(void **)
 {
     static const char *const rows[][2] = {
         {"{\"kv_transfer_params\":{\"remote_block_ids\":[1]},\"a\":1}", "{\"a\":1}"},
@@ -243,7 +236,6 @@ static void what_a_client_may_not_send_is_removed(void **s)
         {"{}", NULL},
     };
     struct kvr_handoff_leg leg = leg_of(KVR_KV_NONE);
-    (void)s;
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) {
         struct kvr_buf out = {0};
         bool changed = !rows[i][1];
@@ -256,12 +248,11 @@ static void what_a_client_may_not_send_is_removed(void **s)
     }
 }
 
-static void bodies_that_are_no_objects_are_refused(void **s)
+static void bodies_that_are_no_objects_are_refused(void **)
 {
     static const char *const bad[] = {"", "  ", "[]", "\"a\"", "null"};
     static const uint64_t room = 1;
     struct kvr_handoff h = {.object = span("{}")};
-    (void)s;
     for (size_t i = 0; i < KVR_ARRAY_LEN(bad); i++)
         for (unsigned p = 0; p < KVR_KV_PROTOCOLS; p++) {
             struct kvr_handoff_leg leg = leg_of(p);
@@ -327,12 +318,11 @@ static void answers_of_nixl(void **s)
     assert_true(!h.has_cached && !h.usage.at);
 }
 
-static void answers_without_an_object(void **s)
+static void answers_without_an_object(void **)
 {
     static const enum kvr_kv_protocol without[] = {KVR_KV_VLLM_NIXL_PUSH, KVR_KV_VLLM_MOONCAKE, KVR_KV_VLLM_P2P, KVR_KV_SGLANG,
                                                    KVR_KV_NONE};
     struct kvr_handoff h;
-    (void)s;
     for (size_t i = 0; i < KVR_ARRAY_LEN(without); i++) {
         assert_int_equal(kvr_handoff_read(without[i], span("{\"usage\":{\"prompt_tokens\":9}}"), &h), KVR_HANDOFF_OK);
         assert_true(!h.object.at && h.prompt_tokens == 9 && !h.has_cached && kvr_json_span_is(h.usage, "{\"prompt_tokens\":9}"));
@@ -375,7 +365,7 @@ static void answers_of_trtllm(void **s)
     assert_true(kvr_json_span_is(h.object, PARAMS) && kvr_json_span_is(h.prompt_token_ids, "[1,2]"));
 }
 
-static void an_answer_that_ended_goes_to_the_client(void **s)
+static void an_answer_that_ended_goes_to_the_client(void **)
 {
     static const char completion[] =
         "{\"id\":\"i\",\n \"object\":\"text_completion\",\"choices\":[ {\"index\":0,\"text\":\"a\\n\",\"finish_reason\":\"stop\","
@@ -384,7 +374,6 @@ static void an_answer_that_ended_goes_to_the_client(void **s)
         "{\"id\":\"i\",\"object\":\"chat.completion\",\"choices\":[{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":\"a\"},"
         "\"finish_reason\":\"stop\"}],\"usage\":{\"prompt_tokens\":1}}";
     struct kvr_buf out = {0};
-    (void)s;
     assert_true(kvr_handoff_ended_answer(span(completion), &out));
     kvr_buf_add(&out, "", 1);
     assert_string_equal(
@@ -462,9 +451,8 @@ static struct kvr_handoff_members members_of(const char *body)
     return m;
 }
 
-static void members_of_requests(void **s)
+static void members_of_requests(void **)
 {
-    (void)s;
     assert_true(members_of("{\"max_tokens\":1}").one_token && members_of("{\"max_tokens\":0}").one_token);
     assert_true(members_of("{\"max_completion_tokens\":\"1\"}").one_token &&
                 members_of("{\"max_tokens\":1,\"max_completion_tokens\":1}").one_token);
@@ -488,11 +476,10 @@ static void members_of_requests(void **s)
 
 /* ---- ids ------------------------------------------------------------------------------------------------------------ */
 
-static void rooms_lead_to_their_rank(void **s)
+static void rooms_lead_to_their_rank(void **)
 {
     static const uint32_t sizes[] = {0, 1, 2, 3, 8, 64, 4294967295};
     struct kvr_rng rng = {env_u64("KVR_SEED", 1)};
-    (void)s;
     for (size_t i = 0; i < KVR_ARRAY_LEN(sizes); i++)
         for (int k = 0; k < 1000; k++) {
             uint32_t ranks = sizes[i] ? sizes[i] : 1, rank = (uint32_t)(kvr_rng_next(&rng) % ranks);
@@ -504,10 +491,9 @@ static void rooms_lead_to_their_rank(void **s)
     assert_true(kvr_handoff_room(UINT64_C(1) << 61, 3, 4) == 3); /* the first of them again: they are 2^61 */
 }
 
-static void ids_of_trtllm(void **s)
+static void ids_of_trtllm(void **)
 {
     uint64_t now = 1763000000000, turn = UINT64_C(1) << 39;
-    (void)s;
     assert_true(kvr_disagg_request_id(1 << 20, 1, 2, 3) == ((INT64_C(1) << 44) | 1 << 16 | 2 << 10 | 3));
     assert_true(kvr_disagg_request_id(1 << 20, 0x1ff, 0x7f, 0x7ff) == ((INT64_C(1) << 44) | 0xffffff));
     assert_true(kvr_disagg_request_id(now, 0, 0, 0) >= INT64_C(1) << 40 &&
@@ -518,11 +504,10 @@ static void ids_of_trtllm(void **s)
     }
 }
 
-static void ids_of_p2p(void **s)
+static void ids_of_p2p(void **)
 {
     static const uint64_t random[2] = {1, UINT64_MAX};
     struct kvr_buf out = {0};
-    (void)s;
     kvr_handoff_p2p_id("10.0.0.1:21001", "10.0.0.2:22001", random, &out);
     kvr_buf_add(&out, "", 1);
     assert_string_equal(out.data, "___prefill_addr_10.0.0.1:21001___decode_addr_10.0.0.2:22001_0000000000000001ffffffffffffffff");

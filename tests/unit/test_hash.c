@@ -19,9 +19,8 @@ static uint64_t one_block(uint32_t bs, uint32_t first, const char *lora, const c
     return out;
 }
 
-static void plain_xxh3(void **s)
+static void plain_xxh3(void **)
 {
-    (void)s;
     assert_true(kvr_hash_bytes("", 0, 0) == 3244421341483603138ull);
     assert_true(kvr_hash_bytes("test data", 9, 1337) == 13226331709069118873ull);
     assert_true(kvr_hash_bytes("opaque-renderer-image-0", 23, 0) == 14437604544409538977ull);
@@ -59,9 +58,8 @@ SINGLE(vd_32_lora, 32, 0, "my-adapter", NULL, 7280863856833970633ull)
 SINGLE(vd_empty_lora_is_none, 4, 0, "", NULL, 9143094415614847814ull)
 SINGLE(vd_empty_salt_is_none, 4, 0, NULL, "", 9143094415614847814ull)
 
-static void vd_seeds(void **s)
+static void vd_seeds(void **)
 {
-    (void)s;
     assert_true(kvr_hash_seed(NULL, 0, NULL, 0) == 1337);
     assert_true(kvr_hash_seed("adapter-a", 9, NULL, 0) == 8842669519798868182ull);
     assert_true(kvr_hash_seed("adapter-b", 9, NULL, 0) == 6456551074960804278ull);
@@ -71,9 +69,8 @@ static void vd_seeds(void **s)
     assert_true(kvr_hash_seed("adapter-a", 9, "tenant-a", 8) == 10790858310771630931ull);
 }
 
-static void vc_extreme_tokens(void **s)
+static void vc_extreme_tokens(void **)
 {
-    (void)s;
     uint32_t t[4] = {4294967295u, 2147483648u, 16909060u, 151655u};
     uint64_t h;
     assert_int_equal(kvr_hash_locals(t, 4, 4, false, 1337, NULL, 0, &h), 1);
@@ -93,9 +90,8 @@ static void check_chain(const uint32_t *t, size_t n, uint32_t bs, uint64_t seed,
     assert_memory_equal(l, q, (size_t)blocks * 8);
 }
 
-static void vb_chain(void **s)
+static void vb_chain(void **)
 {
-    (void)s;
     uint32_t t[16];
     iota(t, 16, 1);
     uint64_t l[] = {14643705804678351452ull, 16777012769546811212ull, 483935686894639516ull, 135165725823939817ull};
@@ -103,9 +99,8 @@ static void vb_chain(void **s)
     check_chain(t, 16, 4, 1337, l, q);
 }
 
-static void ve_chains(void **s)
+static void ve_chains(void **)
 {
-    (void)s;
     uint32_t t[64];
     iota(t, 64, 0);
     uint64_t l4[] = {9143094415614847814ull, 12124091508212882195ull, 1088361764653601668ull, 16024980976528976948ull};
@@ -116,9 +111,8 @@ static void ve_chains(void **s)
     check_chain(t, 64, 16, 1337, l16, q16);
 }
 
-static void vf_lora_chain(void **s)
+static void vf_lora_chain(void **)
 {
-    (void)s;
     uint32_t t[16];
     iota(t, 16, 0);
     uint64_t l[] = {6665157333201000639ull, 11721812545976571723ull, 14488077642866817317ull, 15091969614435692781ull};
@@ -126,9 +120,8 @@ static void vf_lora_chain(void **s)
     check_chain(t, 16, 4, kvr_hash_seed("adapter-a", 9, NULL, 0), l, q);
 }
 
-static void vg_raw_chains(void **s)
+static void vg_raw_chains(void **)
 {
-    (void)s;
     uint64_t a[] = {11, 22, 33}, b[] = {1, 2, 3, 4, 5}, c[] = {1, 2, 4}, q[5];
     kvr_hash_sequence(a, 3, q);
     assert_true(q[0] == 11 && q[1] == 750553365844651409ull && q[2] == 3257565445809651757ull);
@@ -139,9 +132,8 @@ static void vg_raw_chains(void **s)
     assert_true(q[2] == 15923921302563402129ull);
 }
 
-static void vh_eagle_windows(void **s)
+static void vh_eagle_windows(void **)
 {
-    (void)s;
     uint32_t t[6];
     uint64_t h[2];
     iota(t, 6, 0);
@@ -150,9 +142,8 @@ static void vh_eagle_windows(void **s)
     assert_true(h[0] == 11646242937812223497ull && h[1] == 9948816348502404300ull);
 }
 
-static void vi_multimodal(void **s)
+static void vi_multimodal(void **)
 {
-    (void)s;
     uint32_t t[4] = {0, 1, 2, 3};
     uint64_t one[] = {42}, two[] = {42, 42}, up[] = {0xAA, 0xBB}, down[] = {0xBB, 0xAA}, h[2];
     struct kvr_mm_block first = {one, 1};
@@ -170,27 +161,24 @@ static void vi_multimodal(void **s)
     assert_int_equal(kvr_hash_locals(t, 4, 4, false, 1337, &too_many, 1, h), -KVR_ELIMIT);
 }
 
-static void vk_pad_value_scheme_hashes_plain(void **s)
+static void vk_pad_value_scheme_hashes_plain(void **)
 {
-    (void)s;
     uint32_t t[4] = {10, 20, 49115154u, 49115154u};
     uint64_t h;
     kvr_hash_locals(t, 4, 4, false, 1337, NULL, 0, &h);
     assert_true(h == 71881790567603244ull);
 }
 
-static void negative_controls(void **s)
+static void negative_controls(void **)
 {
-    (void)s;
     uint32_t t[4] = {0, 1, 2, 3};
     uint64_t h;
     kvr_hash_locals(t, 4, 4, false, 1337, NULL, 0, &h);
     assert_true(h != 4815145187033743805ull && h != 11660027832386793900ull);
 }
 
-static void block_counts(void **s)
+static void block_counts(void **)
 {
-    (void)s;
     uint32_t sizes[] = {11, 32, 64};
     for (int i = 0; i < 3; i++) {
         uint32_t bs = sizes[i];

@@ -37,11 +37,10 @@ static struct kvr_index_stats stats_of(struct kvr_index *ix)
 
 /* ---- one block under many names ------------------------------------------------------------------------------------ */
 
-static void thirty_thousand_names_for_one_block_are_bounded_and_never_a_false_hit(void **state)
+static void thirty_thousand_names_for_one_block_are_bounded_and_never_a_false_hit(void **)
 {
     enum { STORES = 30000 };
     struct kvr_index *ix;
-    (void)state;
     assert_int_equal(kvr_index_create(NULL, &ix), 0);
     for (uint64_t i = 1; i <= STORES; i++) assert_int_equal(store_one(ix, 0, i, 77), 0);
     struct kvr_index_stats st = stats_of(ix);
@@ -59,12 +58,11 @@ static void thirty_thousand_names_for_one_block_are_bounded_and_never_a_false_hi
     kvr_index_destroy(ix);
 }
 
-static void names_of_many_blocks_in_any_order_make_few_objects(void **state)
+static void names_of_many_blocks_in_any_order_make_few_objects(void **)
 {
     enum { CHAIN = 1000 };
     struct kvr_block b[CHAIN];
     struct kvr_index *ix;
-    (void)state;
     assert_int_equal(kvr_index_create(NULL, &ix), 0);
     for (uint64_t i = 0; i < CHAIN; i++) b[i] = (struct kvr_block){1000 + i, 5000 + i};
     struct kvr_event ev = {.worker = W, .kind = KVR_EVENT_STORED, .blocks = b, .blocks_n = CHAIN};
@@ -79,12 +77,11 @@ static void names_of_many_blocks_in_any_order_make_few_objects(void **state)
 }
 
 /* Removals in the middle of second names split what names them, again and again. */
-static void splits_of_names_are_bounded(void **state)
+static void splits_of_names_are_bounded(void **)
 {
     enum { CHAIN = 1000 };
     struct kvr_block b[CHAIN];
     struct kvr_index *ix;
-    (void)state;
     assert_int_equal(kvr_index_create(NULL, &ix), 0);
     for (uint64_t layer = 1; layer <= 2; layer++) {
         for (uint64_t i = 0; i < CHAIN; i++) b[i] = (struct kvr_block){layer * 10000 + i, 5000 + i};
@@ -111,12 +108,11 @@ static void build_ladder(struct kvr_index *ix, uint64_t depth)
     }
 }
 
-static void looking_for_what_is_above_ends(void **state)
+static void looking_for_what_is_above_ends(void **)
 {
     enum { DEPTH = 3000, NAMES = 200 };
     struct kvr_block b[NAMES];
     struct kvr_index *ix;
-    (void)state;
     assert_int_equal(kvr_index_create(NULL, &ix), 0);
     build_ladder(ix, DEPTH);
     for (uint64_t i = 0; i < NAMES; i++) {
@@ -162,13 +158,12 @@ static void store_chains(struct kvr_index *ix, struct kvr_worker w, uint64_t cha
 }
 
 /* Dropping is one step, whatever the view holds; giving back is many, and between them everything goes on. */
-static void a_large_view_is_dropped_at_once_and_given_back_in_slices(void **state)
+static void a_large_view_is_dropped_at_once_and_given_back_in_slices(void **)
 {
     enum { CHAINS = 200, LENGTH = 50 };
     const struct kvr_worker other = {2, 0};
     const uint64_t q[] = {70000000, 70000001, 70000002};
     struct kvr_index *ix;
-    (void)state;
     assert_int_equal(kvr_index_create(NULL, &ix), 0);
     store_chains(ix, W, CHAINS, LENGTH, KVR_TIER_DEVICE);
     store_chains(ix, W, CHAINS, LENGTH, KVR_TIER_HOST_PINNED);
@@ -200,13 +195,12 @@ static void a_large_view_is_dropped_at_once_and_given_back_in_slices(void **stat
     kvr_index_destroy(ix);
 }
 
-static void what_is_dropped_does_not_pile_up_behind_the_stores_that_follow(void **state)
+static void what_is_dropped_does_not_pile_up_behind_the_stores_that_follow(void **)
 {
     enum { BLOCKS = 5000 };
     struct kvr_index *ix;
     struct kvr_block b[BLOCKS];
     struct kvr_event ev = {.worker = W, .kind = KVR_EVENT_STORED, .blocks = b, .blocks_n = BLOCKS};
-    (void)state;
     assert_int_equal(kvr_index_create(NULL, &ix), 0);
     for (uint64_t i = 0; i < BLOCKS; i++) b[i] = (struct kvr_block){i + 1, 70000000 + i};
     for (int restarts = 0; restarts < 20; restarts++) {
@@ -221,20 +215,18 @@ static void what_is_dropped_does_not_pile_up_behind_the_stores_that_follow(void 
     kvr_index_destroy(ix);
 }
 
-static int nothing(void *ctx, const struct kvr_event *ev)
+static int nothing(void *ctx, const struct kvr_event *)
 {
-    (void)ev;
     ++*(size_t *)ctx;
     return 0;
 }
 
-static void a_walk_over_a_view_that_is_dropped_ends(void **state)
+static void a_walk_over_a_view_that_is_dropped_ends(void **)
 {
     struct kvr_index *ix;
     struct kvr_index_walk *walk;
     size_t pieces = 0;
     bool more = true;
-    (void)state;
     assert_int_equal(kvr_index_create(NULL, &ix), 0);
     store_chains(ix, W, 20, 20, KVR_TIER_DEVICE);
     store_chains(ix, W, 20, 20, KVR_TIER_HOST_PINNED);
@@ -261,12 +253,11 @@ static uint64_t unmix(uint64_t x)
     return x;
 }
 
-static void keys_made_to_meet_in_a_map_do_not(void **state)
+static void keys_made_to_meet_in_a_map_do_not(void **)
 {
     enum { KEYS = 20000 };
     struct kvr_map64 m = {0};
     size_t longest = 0, now = 0;
-    (void)state;
     for (uint64_t i = 1; i <= KEYS; i++) {
         assert_int_equal(kvr_mix64(unmix(i << 40)), i << 40);
         assert_int_equal(kvr_map64_put(&m, unmix(i << 40), i), 0);
@@ -280,9 +271,8 @@ static void keys_made_to_meet_in_a_map_do_not(void **state)
     kvr_map64_clear(&m);
 }
 
-static void the_secret_of_a_process_stays(void **state)
+static void the_secret_of_a_process_stays(void **)
 {
-    (void)state;
     uint64_t s = kvr_secret();
     assert_true(s != 0);
     assert_int_equal(kvr_secret(), s);

@@ -51,9 +51,8 @@ static struct kvr_access *make(const char *bind, const char *hosts, const char *
     return a;
 }
 
-static void test_a_name_that_was_pointed_at_the_port_is_refused(void **state)
+static void test_a_name_that_was_pointed_at_the_port_is_refused(void **)
 {
-    (void)state;
     static const char *const good[] = {"127.0.0.1", "127.0.0.1:9090", "[::1]:9090",      "[::1]",          "localhost:9090",
                                        "LOCALHOST", "localhost.",     "10.1.2.3:80",     "router.lan",     "ROUTER.lan:1",
                                        "a.svc.x:9", "a.b.svc.x",      "bound.host:9090", "[fe80::1%eth0]", "203.0.113.7"};
@@ -93,9 +92,8 @@ static void test_a_name_that_was_pointed_at_the_port_is_refused(void **state)
     kvr_access_destroy(any);
 }
 
-static void test_a_page_of_another_origin_is_refused(void **state)
+static void test_a_page_of_another_origin_is_refused(void **)
 {
-    (void)state;
     struct kvr_access *a = make("127.0.0.1", "ops.example", NULL), *any = make("127.0.0.1", "*", NULL);
     static const struct {
         const char *host, *origin;
@@ -133,9 +131,8 @@ static void test_a_page_of_another_origin_is_refused(void **state)
     kvr_access_destroy(any);
 }
 
-static void test_a_body_must_be_said_to_be_json(void **state)
+static void test_a_body_must_be_said_to_be_json(void **)
 {
-    (void)state;
     struct kvr_access *a = make(NULL, NULL, NULL);
     static const struct {
         const char *type;
@@ -170,9 +167,8 @@ static void write_file(const char *path, const char *text)
     assert_int_equal(fclose(f), 0);
 }
 
-static void test_keys_and_their_reload(void **state)
+static void test_keys_and_their_reload(void **)
 {
-    (void)state;
     char path[] = "/tmp/kvr-keys-XXXXXX", err[400];
     int fd = mkstemp(path);
     assert_true(fd >= 0);
@@ -217,9 +213,8 @@ static void test_keys_and_their_reload(void **state)
     assert_non_null(strstr(err, "No such file"));
 }
 
-static void test_the_address_decides_about_the_warning(void **state)
+static void test_the_address_decides_about_the_warning(void **)
 {
-    (void)state;
     static const struct {
         const char *bind;
         bool warns;

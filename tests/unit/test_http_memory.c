@@ -40,42 +40,34 @@ static void on_request(struct kvr_http_conn *c, void *ctx)
     kvr_http_end(c);
 }
 
-static void error_body(struct kvr_buf *b, int status, const char *message)
+static void error_body(struct kvr_buf *b, int, const char *message)
 {
-    (void)status;
     kvr_buf_str(b, message);
 }
 
-static void on_head(struct kvr_http_call *call, void *ctx, int status, const struct kvr_headers *h, int64_t length)
+static void on_head(struct kvr_http_call *, void *ctx, int status, const struct kvr_headers *h, int64_t)
 {
     struct stage *s = ctx;
-    (void)call;
-    (void)length;
     s->status = status;
     if (status == 200) s->wrong |= !kvr_text_is(kvr_headers_get(h, "x-more"), "1");
 }
 
-static void on_body(struct kvr_http_call *call, void *ctx, const char *data, size_t len)
+static void on_body(struct kvr_http_call *, void *ctx, const char *data, size_t len)
 {
     struct stage *s = ctx;
-    (void)call;
     if (s->status == 200) s->wrong |= len > ANSWER - s->len || memcmp(answer + s->len, data, len) != 0;
     s->len += len;
 }
 
-static void on_done(struct kvr_http_call *call, void *ctx)
+static void on_done(struct kvr_http_call *, void *ctx)
 {
     struct stage *s = ctx;
-    (void)call;
     s->ends++;
 }
 
-static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failure why, const char *text)
+static void on_failed(struct kvr_http_call *, void *ctx, enum kvr_http_failure, const char *)
 {
     struct stage *s = ctx;
-    (void)call;
-    (void)why;
-    (void)text;
     s->ends++;
     s->failed = true;
 }
@@ -163,22 +155,19 @@ static void fail_each(enum shape shape, long more)
     }
 }
 
-static void whole_answers(void **state)
+static void whole_answers(void **)
 {
-    (void)state;
     fail_each(WHOLE, 0);
     fail_each(WHOLE, 3);
 }
 
-static void answers_in_pieces(void **state)
+static void answers_in_pieces(void **)
 {
-    (void)state;
     fail_each(PIECES, 0);
 }
 
-static void answers_until_the_connection_closes(void **state)
+static void answers_until_the_connection_closes(void **)
 {
-    (void)state;
     fail_each(UNTIL_CLOSE, 0);
     fail_each(UNTIL_CLOSE, 2);
 }

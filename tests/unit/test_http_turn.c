@@ -38,28 +38,23 @@ static void on_request(struct kvr_http_conn *c, void *ctx)
     kvr_http_end(c);
 }
 
-static void on_body(struct kvr_http_call *call, void *ctx, const char *data, size_t len)
+static void on_body(struct kvr_http_call *, void *ctx, const char *data, size_t len)
 {
     struct stage *s = ctx;
-    (void)call;
     s->told++;
     s->got_n = KVR_MIN(len, sizeof s->got);
     memcpy(s->got, data, s->got_n);
 }
 
-static void on_done(struct kvr_http_call *call, void *ctx)
+static void on_done(struct kvr_http_call *, void *ctx)
 {
     struct stage *s = ctx;
-    (void)call;
     s->done++;
 }
 
-static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failure why, const char *text)
+static void on_failed(struct kvr_http_call *, void *ctx, enum kvr_http_failure, const char *)
 {
     struct stage *s = ctx;
-    (void)call;
-    (void)why;
-    (void)text;
     s->failed++;
 }
 
@@ -107,10 +102,9 @@ static void close_stage(struct stage *s)
     assert_int_equal(uv_loop_close(&s->loop), 0);
 }
 
-static void chunks_of_one_read_are_told_of_as_one_piece(void **state)
+static void chunks_of_one_read_are_told_of_as_one_piece(void **)
 {
     struct stage s;
-    (void)state;
     open_stage(&s);
     s.looks_at_sent = true;
     ask(&s, 1);
@@ -121,10 +115,9 @@ static void chunks_of_one_read_are_told_of_as_one_piece(void **state)
     close_stage(&s);
 }
 
-static void more_than_wait_for_one_turn_are_all_served(void **state)
+static void more_than_wait_for_one_turn_are_all_served(void **)
 {
     struct stage s;
-    (void)state;
     open_stage(&s);
     ask(&s, CALLS); /* on connections that come up in few turns */
     wait_for(&s, CALLS);
@@ -134,10 +127,9 @@ static void more_than_wait_for_one_turn_are_all_served(void **state)
     close_stage(&s);
 }
 
-static void an_answer_is_whole_though_the_server_closes_in_its_turn(void **state)
+static void an_answer_is_whole_though_the_server_closes_in_its_turn(void **)
 {
     struct stage s;
-    (void)state;
     open_stage(&s);
     s.closes = true;
     ask(&s, 1);
@@ -146,10 +138,9 @@ static void an_answer_is_whole_though_the_server_closes_in_its_turn(void **state
     close_stage(&s);
 }
 
-static void a_call_that_is_cancelled_in_its_turn_is_not_sent(void **state)
+static void a_call_that_is_cancelled_in_its_turn_is_not_sent(void **)
 {
     struct stage s;
-    (void)state;
     open_stage(&s);
     ask(&s, 2);
     wait_for(&s, 2);
@@ -160,10 +151,9 @@ static void a_call_that_is_cancelled_in_its_turn_is_not_sent(void **state)
     close_stage(&s);
 }
 
-static void a_call_is_sent_though_the_client_closes_in_its_turn(void **state)
+static void a_call_is_sent_though_the_client_closes_in_its_turn(void **)
 {
     struct stage s;
-    (void)state;
     open_stage(&s);
     ask(&s, 1);
     wait_for(&s, 1);
@@ -197,9 +187,8 @@ static void send_and_invite(struct kvr__turn_place *p)
         if (!alone.sent[i]) kvr__turn_join(&alone.turn, &alone.places[i]);
 }
 
-static void who_is_sent_may_have_others_join(void **state)
+static void who_is_sent_may_have_others_join(void **)
 {
-    (void)state;
     for (size_t before = 1; before <= KVR__TURN_MAX; before++) {
         memset(&alone, 0, sizeof alone);
         alone.turn.send = send_and_invite;

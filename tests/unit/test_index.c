@@ -570,9 +570,8 @@ static void t20_node_reuse(void **s)
     assert_int_equal(score(f, W(1), L(1, 2, 6, 7)), 4);
 }
 
-static void t21_destroy_null(void **s)
+static void t21_destroy_null(void **)
 {
-    (void)s;
     kvr_index_destroy(NULL);
     kvr_index_reader_destroy(NULL);
 }
@@ -761,9 +760,8 @@ static void predictions_make_room_under_the_cap(void **s)
 }
 
 /* Every allocation of a fixed run of operations fails once: no crash, no false hit, invariants hold. */
-static void every_allocation_may_fail(void **s)
+static void every_allocation_may_fail(void **)
 {
-    (void)s;
     for (long at = 0; at < 400; at++) {
         struct failing_alloc fa = {.fail_at = at};
         struct kvr_alloc a = {failing_resize, &fa};
@@ -801,9 +799,8 @@ static void every_allocation_may_fail(void **s)
     }
 }
 
-static void a_worker_whose_first_store_failed_leaves_nothing_when_it_goes(void **s)
+static void a_worker_whose_first_store_failed_leaves_nothing_when_it_goes(void **)
 {
-    (void)s;
     for (long at = 0; at < 40; at++)
         for (int way = 0; way < 2; way++) {
             struct failing_alloc fa = {.fail_at = -1};
@@ -820,9 +817,8 @@ static void a_worker_whose_first_store_failed_leaves_nothing_when_it_goes(void *
         }
 }
 
-static void bad_config_is_refused(void **s)
+static void bad_config_is_refused(void **)
 {
-    (void)s;
     struct kvr_index *ix;
     struct kvr_index_config c = {.prune_target_ratio = 1.5};
     assert_int_equal(kvr_index_create(&c, &ix), -KVR_EINVAL);

@@ -14,9 +14,8 @@ static void check(struct kvr_index *ix)
     if (!kvr_index_validate(ix, &why)) fail_msg("%s", why);
 }
 
-static void vector_and_portable_paths_agree(void **state)
+static void vector_and_portable_paths_agree(void **)
 {
-    (void)state;
     struct kvr_rng rng = {env_u64("KVR_SEED", 1)};
     const struct simd *best = kvr__simd_best(), *plain = &kvr__simd_portable;
     uint64_t a[100], b[100];
@@ -82,9 +81,8 @@ static uint32_t depth_of(struct kvr_index_reader *rd, struct kvr_worker w, uint3
 /* ---- capacities ------------------------------------------------------------------------------------------------ */
 
 /* Over capacity, the oldest go: nobody exceeds it, nothing is held that was not stored, what was used last stays. */
-static void capacities_are_kept_and_recent_blocks_stay(void **state)
+static void capacities_are_kept_and_recent_blocks_stay(void **)
 {
-    (void)state;
     struct kvr_rng rng = {env_u64("KVR_SEED", 1)};
     struct kvr_index *ix;
     struct kvr_index_reader *rd;
@@ -113,18 +111,16 @@ static void capacities_are_kept_and_recent_blocks_stay(void **state)
     kvr_index_destroy(ix);
 }
 
-static void capacity_needs_stamps(void **state)
+static void capacity_needs_stamps(void **)
 {
-    (void)state;
     struct kvr_index *ix;
     assert_int_equal(kvr_index_create(NULL, &ix), 0);
     assert_int_equal(kvr_index_set_capacity(ix, (struct kvr_worker){1, 0}, 5), -KVR_EUNSUPPORTED);
     kvr_index_destroy(ix);
 }
 
-static void the_byte_cap_can_be_lowered(void **state)
+static void the_byte_cap_can_be_lowered(void **)
 {
-    (void)state;
     struct kvr_index *ix;
     struct kvr_index_stats st;
     struct kvr_index_config c = {.bytes_max = 8 << 20, .lanes = 2};
@@ -149,9 +145,8 @@ static void the_byte_cap_can_be_lowered(void **state)
 }
 
 /* Stores that the cap has no room for, by little or by much: told so, and what went in is found. Decisions among them. */
-static void a_store_that_the_cap_has_no_room_for_ends(void **state)
+static void a_store_that_the_cap_has_no_room_for_ends(void **)
 {
-    (void)state;
     enum { LONG = 3000 };
     static uint64_t locals[LONG], seq[LONG];
     static struct kvr_block b[LONG];
@@ -190,9 +185,8 @@ static void a_store_that_the_cap_has_no_room_for_ends(void **state)
 
 /* Events, decisions, expiry, capacities and a byte cap in one index; names shared and own. What is checked: nothing
  * is held that nobody stored, and every invariant. */
-static void all_modes_together(void **state)
+static void all_modes_together(void **)
 {
-    (void)state;
     for (uint32_t lanes = 1; lanes <= 3; lanes += 2) {
         struct kvr_rng rng = {env_u64("KVR_SEED", 1) + lanes};
         struct kvr_index *ix;
@@ -255,9 +249,8 @@ static void all_modes_together(void **state)
 /* ---- memory -------------------------------------------------------------------------------------------------------- */
 
 /* Allocations fail at random for a while: invariants hold, giving up always works, and all memory comes back. */
-static void memory_may_fail_at_any_moment(void **state)
+static void memory_may_fail_at_any_moment(void **)
 {
-    (void)state;
     for (uint64_t seed = 1; seed <= 30; seed++) {
         struct kvr_rng rng = {seed + env_u64("KVR_SEED", 1) * 1000};
         struct failing_alloc fa = {.fail_at = -1};
@@ -297,9 +290,8 @@ static void memory_may_fail_at_any_moment(void **state)
 }
 
 /* The name table through all its sizes and back, with many names: found, then gone, then the memory. */
-static void tables_grow_and_shrink(void **state)
+static void tables_grow_and_shrink(void **)
 {
-    (void)state;
     enum { N = 400000 };
     struct kvr_index *ix;
     struct kvr_index_stats st;
@@ -362,9 +354,8 @@ static void set_chain(struct kvr_index *ix, struct kvr_rng *rng, uint64_t w, uin
     *held = (uint8_t)to;
 }
 
-static void many_names_come_and_go(void **state)
+static void many_names_come_and_go(void **)
 {
-    (void)state;
     static const uint32_t most_kept[] = {1, 12, 6, 1, 12, 2, 0}; /* of a chain, on the whole, by phase */
     struct kvr_rng rng = {env_u64("KVR_SEED", 1)};
     uint8_t(*held)[HOLDERS] = calloc(CHAINS, sizeof *held);
@@ -394,9 +385,8 @@ static void many_names_come_and_go(void **state)
 }
 
 /* Hundreds of workers that use one name for different blocks: right answers, whatever it costs. */
-static void one_name_for_many_blocks(void **state)
+static void one_name_for_many_blocks(void **)
 {
-    (void)state;
     enum { N = 600 };
     struct kvr_index *ix;
     assert_int_equal(kvr_index_create(NULL, &ix), 0);
@@ -416,9 +406,8 @@ static void one_name_for_many_blocks(void **state)
     kvr_index_destroy(ix);
 }
 
-static void lanes_are_sticky_and_balanced(void **state)
+static void lanes_are_sticky_and_balanced(void **)
 {
-    (void)state;
     struct kvr_index *ix;
     struct kvr_index_config c = {.lanes = 4};
     uint32_t n[4] = {0}, lane[40];
@@ -439,9 +428,8 @@ static void lanes_are_sticky_and_balanced(void **state)
     kvr_index_destroy(ix);
 }
 
-static void limits_are_errors(void **state)
+static void limits_are_errors(void **)
 {
-    (void)state;
     struct kvr_index *ix;
     struct kvr_index_config c = {.ranks_max = 3};
     assert_int_equal(kvr_index_create(&(struct kvr_index_config){.lanes = 65}, &ix), -KVR_EINVAL);
@@ -457,9 +445,8 @@ static void limits_are_errors(void **state)
 }
 
 /* A batch is the same as its events one by one, errors included. */
-static void a_batch_equals_its_events(void **state)
+static void a_batch_equals_its_events(void **)
 {
-    (void)state;
     enum { N = 1500 };
     struct kvr_rng rng = {env_u64("KVR_SEED", 1)};
     struct kvr_event *ev = calloc(N, sizeof *ev);
@@ -518,9 +505,8 @@ static void a_batch_equals_its_events(void **state)
 
 /* ---- frequencies --------------------------------------------------------------------------------------------------- */
 
-static void frequencies_count_uses_within_the_window(void **state)
+static void frequencies_count_uses_within_the_window(void **)
 {
-    (void)state;
     enum { MOST = 4000 };
     struct kvr_rng rng = {env_u64("KVR_SEED", 1)};
     struct kvr_index *ix;

@@ -231,9 +231,8 @@ static void run_seed(uint64_t seed, uint64_t ops, const struct kvr_index_config 
     free(m);
 }
 
-static void random_operations_equal_the_model(void **s)
+static void random_operations_equal_the_model(void **)
 {
-    (void)s;
     uint64_t seed = env_u64("KVR_SEED", 1), ops = env_u64("KVR_OPS", 600000);
     const struct kvr_index_config modes[] = {{0}, {.portable = true}, {.lanes = 3}, {.evictable = true, .lanes = 2, .portable = true}};
     for (uint64_t i = 0; i < 8; i++) {

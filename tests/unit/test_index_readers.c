@@ -210,9 +210,8 @@ static void run(uint32_t lanes, bool evictable, uint64_t seed, uint64_t ops)
     free(w);
 }
 
-static void matches_were_true_at_some_moment(void **state)
+static void matches_were_true_at_some_moment(void **)
 {
-    (void)state;
     uint64_t seed = env_u64("KVR_SEED", 1), ops = env_u64("KVR_OPS", 300000) / 10;
     run(1, false, seed, ops);
     run(1, true, seed + 1, ops);
@@ -257,9 +256,8 @@ static int count_events(void *ctx, const struct kvr_event *ev)
     return 0;
 }
 
-static void writers_readers_and_dumps_together(void **state)
+static void writers_readers_and_dumps_together(void **)
 {
-    (void)state;
     struct kvr_index_config c = {.lanes = 2, .evictable = true, .ttl_ns = 1000};
     struct kvr_index *ix;
     pthread_t th[3];
@@ -295,9 +293,8 @@ static int store_alone(struct kvr_index *ix, uint64_t name)
 }
 
 /* As many runs as there are ids; one more is refused and counted, what there is stays, and ids that are given back are used again. */
-static void runs_beyond_the_limit_are_refused_and_counted(void **state)
+static void runs_beyond_the_limit_are_refused_and_counted(void **)
 {
-    (void)state;
     enum { MOST = (1 << ID_BITS) - IDS_RESERVED, BACK = 1000 };
     struct kvr_index *ix;
     struct kvr_index_stats st;

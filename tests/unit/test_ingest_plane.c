@@ -46,11 +46,10 @@ static struct kvr_ingest_plane_stats wait_for_events(struct kvr_ingest *in, uint
 }
 
 /* Nobody else will say it again: an event that came after the worker was added is the worker's. */
-static void an_event_after_its_worker_was_added_finds_it(void **state)
+static void an_event_after_its_worker_was_added_finds_it(void **)
 {
     struct kvr_ingest_handler h = {.on_event = on_event, .on_reset = on_reset};
     struct kvr_ingest *in;
-    (void)state;
     assert_int_equal(kvr_ingest_create(&h, 1, &in), 0);
     kvr_ingest_plane_state(in, true);
     for (uint64_t round = 0; round < ROUNDS; round++) {

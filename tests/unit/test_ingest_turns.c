@@ -146,12 +146,11 @@ static void *destroy(void *arg)
 }
 
 /* The connection breaks with a backlog in it: the rest is read in turns, and stopping does not wait for it. */
-static void stopping_does_not_wait_for_the_backlog_of_a_broken_connection(void **state)
+static void stopping_does_not_wait_for_the_backlog_of_a_broken_connection(void **)
 {
     struct gate g;
     struct publisher evil, good;
     pthread_t t;
-    (void)state;
     struct kvr_ingest *in = rig(&g, &evil, &good);
     settle();
     publisher_close(&evil);
@@ -165,11 +164,10 @@ static void stopping_does_not_wait_for_the_backlog_of_a_broken_connection(void *
     unrig(&g, &good);
 }
 
-static void a_backlog_leaves_others_their_turns(void **state)
+static void a_backlog_leaves_others_their_turns(void **)
 {
     struct gate g;
     struct publisher evil, good;
-    (void)state;
     struct kvr_ingest *in = rig(&g, &evil, &good);
     publish(&good, 0);
     settle();
@@ -232,12 +230,11 @@ static struct kvr_view_status status_of(struct kvr_ingest *in)
     return st;
 }
 
-static void a_removal_for_which_there_was_no_memory_is_not_passed_over(void **state)
+static void a_removal_for_which_there_was_no_memory_is_not_passed_over(void **)
 {
     struct kvr_ingest_handler h = {.on_event = on_poor_event, .on_reset = on_reset};
     struct kvr_ingest *in;
     struct publisher p;
-    (void)state;
     publisher_open(&p);
     assert_int_equal(kvr_ingest_create(&h, 1, &in), 0);
     follow(in, 1, &p);
@@ -300,7 +297,7 @@ static void look(void *arg, const struct kvr_view_status *status, const uint32_t
 }
 
 /* The thread is busy while a request that asks for reports is announced and answered: both wait when it looks again. */
-static void a_report_that_waits_beside_its_announcement_is_not_taken_for_a_copy(void **state)
+static void a_report_that_waits_beside_its_announcement_is_not_taken_for_a_copy(void **)
 {
     struct gate g = {.lock = PTHREAD_MUTEX_INITIALIZER, .cond = PTHREAD_COND_INITIALIZER};
     struct kvr_ingest_handler h = {
@@ -308,7 +305,6 @@ static void a_report_that_waits_beside_its_announcement_is_not_taken_for_a_copy(
     uint64_t local = 1;
     struct kvr_ingest *in;
     struct publisher p;
-    (void)state;
     publisher_open(&p);
     assert_int_equal(kvr_ingest_create(&h, 1, &in), 0);
     follow(in, 1, &p);

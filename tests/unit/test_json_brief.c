@@ -31,12 +31,11 @@ static size_t brief_len(const struct kvr_buf *b, enum kvr_json_wanted wanted)
     return n;
 }
 
-static void long_lists_of_ids_are_counted_and_read_from_the_text(void **state)
+static void long_lists_of_ids_are_counted_and_read_from_the_text(void **)
 {
     static const char *const between[] = {",", ", "};
     struct kvr_json root;
     uint32_t ids[5000];
-    (void)state;
     for (size_t i = 0; i < 2; i++) {
         struct kvr_buf b = {0};
         kvr_buf_str(&b, "{\"model\":\"m\",\"prompt\":[");
@@ -52,13 +51,12 @@ static void long_lists_of_ids_are_counted_and_read_from_the_text(void **state)
     }
 }
 
-static void long_texts_of_prompts_are_not_read(void **state)
+static void long_texts_of_prompts_are_not_read(void **)
 {
     struct kvr_buf b = {0};
     struct kvr_json root;
     const char *s;
     size_t n;
-    (void)state;
     kvr_buf_str(&b, "{\"user\":\"");
     for (int i = 0; i < 100; i++) kvr_buf_str(&b, "u");
     kvr_buf_str(&b, "\",\"messages\":[{\"role\":\"user\",\"content\":\"");
@@ -73,7 +71,7 @@ static void long_texts_of_prompts_are_not_read(void **state)
 }
 
 /* In the middle of a long text, and of a long list. */
-static void what_is_no_json_is_refused(void **state)
+static void what_is_no_json_is_refused(void **)
 {
     static const struct {
         const char *in;
@@ -103,7 +101,6 @@ static void what_is_no_json_is_refused(void **state)
                 {"\"}{\"", false}};
     static const char *const lists[] = {"1,",  ",1",  "01",          "1,,2", "1 2",   "-1", "1.5", "NaN",  "1]",
                                         "1e5", "0x1", "12345678901", "[1]",  "1,\n2", " 1", "1 ",  "1\xff"};
-    (void)state;
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) {
         struct kvr_buf b = {0};
         kvr_buf_str(&b, "{\"messages\":[\"");
@@ -211,11 +208,10 @@ static void damage(struct kvr_rng *g, struct kvr_buf *b)
     }
 }
 
-static void random_bodies_say_the_same(void **state)
+static void random_bodies_say_the_same(void **)
 {
     uint64_t seed = env_u64("KVR_SEED", 1), ops = env_u64("KVR_OPS", 4000);
     size_t whole_ones = 0, cut = 0;
-    (void)state;
     for (uint64_t i = 0; i < ops; i++) {
         struct kvr_rng g;
         struct kvr_buf b = {0};
@@ -247,12 +243,11 @@ static void compare_ways(const char *text, size_t n, const struct kvr__json_ways
     free(all);
 }
 
-static void all_ways_to_look_at_bytes_give_the_same(void **state)
+static void all_ways_to_look_at_bytes_give_the_same(void **)
 {
     static const char of[] = "0123456789,,,, ]\"\\ax\x01\x80";
     struct kvr_rng g = {env_u64("KVR_SEED", 1)};
     char text[300];
-    (void)state;
     for (int i = 0; i < 20000; i++) {
         size_t n = up_to(&g, sizeof text), kinds = 1 + up_to(&g, sizeof of - 1);
         for (size_t k = 0; k < n; k++) text[k] = up_to(&g, 3) ? of[up_to(&g, KVR_MIN(kinds, (size_t)12))] : of[up_to(&g, kinds)];
@@ -265,17 +260,15 @@ static void all_ways_to_look_at_bytes_give_the_same(void **state)
     }
 }
 
-static int setup(void **state)
+static int setup(void **)
 {
-    (void)state;
     whole = kvr_json_parser_new();
     brief = kvr_json_parser_new();
     return !whole || !brief;
 }
 
-static int teardown(void **state)
+static int teardown(void **)
 {
-    (void)state;
     kvr_json_parser_free(whole);
     kvr_json_parser_free(brief);
     return 0;

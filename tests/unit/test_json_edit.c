@@ -29,7 +29,7 @@ static const char *edited(const char *text)
     return done ? made : NULL;
 }
 
-static void members_go_change_and_come(void **s)
+static void members_go_change_and_come(void **)
 {
     static const char *const rows[][2] = {
         {"{}", "{\"set\":[7]}"},
@@ -49,22 +49,19 @@ static void members_go_change_and_come(void **s)
          "{\"x\":\"\\\",\\\"gone\\\":1\",\"y\":[{\"gone\":1},\"}\"],\"set\":[7]}"},
         {"{\"\":1,\"se\":2,\"sett\":3,\"Set\":4}", "{\"\":1,\"se\":2,\"sett\":3,\"Set\":4,\"set\":[7]}"},
     };
-    (void)s;
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) assert_string_equal(edited(rows[i][0]), rows[i][1]);
 }
 
-static void a_member_that_is_there_several_times_is_changed_everywhere(void **s)
+static void a_member_that_is_there_several_times_is_changed_everywhere(void **)
 {
-    (void)s;
     assert_string_equal(edited("{\"gone\":1,\"gone\":2}"), "{\"set\":[7]}");
     assert_string_equal(edited("{\"gone\":1,\"a\":1,\"gone\":2,\"b\":2,\"gone\":3}"), "{\"a\":1,\"b\":2,\"set\":[7]}");
     assert_string_equal(edited("{\"a\":1,\"set\":1,\"b\":2,\"set\":2,\"c\":3}"), "{\"a\":1,\"set\":[7],\"b\":2,\"c\":3}");
     assert_string_equal(edited("{\"set\":1,\"set\":2}"), "{\"set\":[7]}");
 }
 
-static void a_name_with_escapes_is_found(void **s)
+static void a_name_with_escapes_is_found(void **)
 {
-    (void)s;
     assert_string_equal(edited("{\"g\\u006fne\":1,\"\\u0073et\":2}"), "{\"\\u0073et\":[7]}");
     assert_string_equal(edited("{\"gon\\u0065\":1,\"set\":0,\"\\u0073\\u0065\\u0074\":2}"), "{\"set\":[7]}");
     assert_string_equal(edited("{\"g\\u006Fne\":1,\"set\":0}"), "{\"set\":[7]}");
@@ -104,10 +101,9 @@ static void what_is_no_object_is_refused(void **s)
 }
 
 /* A body is cut anywhere: it is refused, or what was left of it was an object. Each cut in memory of its own, which ASan watches. */
-static void a_body_cut_anywhere_is_not_read_past_its_end(void **s)
+static void a_body_cut_anywhere_is_not_read_past_its_end(void **)
 {
     static const char whole[] = "{\"a\\\"\\u00e9\":[{\"b\":\"}\"},-1.5e3],\"g\\u006fne\" : {} ,\"set\":\"x\\\\\"}";
-    (void)s;
     for (size_t n = 0; n < sizeof whole - 1; n++) {
         struct kvr_buf out = {0};
         char *cut = malloc(n ? n : 1);
@@ -119,19 +115,17 @@ static void a_body_cut_anywhere_is_not_read_past_its_end(void **s)
     }
 }
 
-static void a_quote_that_ends_the_text_is_no_name(void **s)
+static void a_quote_that_ends_the_text_is_no_name(void **)
 {
     static const char text[] = "{\"";
     const char *p = text;
     struct kvr_json_text_pair m;
-    (void)s;
     assert_false(kvr_json_text_next(&p, text + 2, &m));
 }
 
-static void a_list_of_numbers_ends_at_its_bracket_wherever_that_is(void **s)
+static void a_list_of_numbers_ends_at_its_bracket_wherever_that_is(void **)
 {
     static const char *const between[] = {"", "\"]\"", "[7]", "{\"a]\":2}"};
-    (void)s;
     for (size_t n = 0; n < 200; n++)
         for (size_t m = 0; m < 200; m += 1 + m % 9)
             for (size_t k = 0; k < KVR_ARRAY_LEN(between); k++) {
@@ -151,10 +145,9 @@ static void a_list_of_numbers_ends_at_its_bracket_wherever_that_is(void **s)
             }
 }
 
-static void depth_and_many_members_are_no_matter(void **s)
+static void depth_and_many_members_are_no_matter(void **)
 {
     struct kvr_buf body = {0}, out = {0};
-    (void)s;
     kvr_buf_str(&body, "{\"deep\":");
     for (int i = 0; i < 100000; i++) kvr_buf_str(&body, i % 2 ? "[" : "{\"gone\":");
     for (int i = 100000; i-- > 0;) kvr_buf_str(&body, i % 2 ? "]" : "}");

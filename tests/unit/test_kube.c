@@ -5,15 +5,13 @@
 
 static struct kvr_json_parser *parser;
 
-static int setup(void **state)
+static int setup(void **)
 {
-    (void)state;
     return (parser = kvr_json_parser_new()) ? 0 : -1;
 }
 
-static int teardown(void **state)
+static int teardown(void **)
 {
-    (void)state;
     kvr_json_parser_free(parser);
     return 0;
 }
@@ -30,11 +28,10 @@ static struct kvr_json parsed(const char *text)
     return root;
 }
 
-static void lines_of_a_watch(void **state)
+static void lines_of_a_watch(void **)
 {
     struct kvr_kube_event e;
     struct kvr_kube_status s;
-    (void)state;
     assert_true(kvr_kube_event_read(parsed("{'type':'MODIFIED','object':{'metadata':{'resourceVersion':'17'}}}"), &e));
     assert_true(e.kind == KVR_KUBE_IS && strcmp(e.version, "17") == 0);
     assert_true(kvr_kube_event_read(parsed("{'type':'DELETED','object':{'metadata':{'resourceVersion':'18'}}}"), &e));
@@ -55,10 +52,9 @@ static void lines_of_a_watch(void **state)
     for (size_t i = 0; i < KVR_ARRAY_LEN(bad); i++) assert_false(kvr_kube_event_read(parsed(bad[i]), &e));
 }
 
-static void pages_of_a_list(void **state)
+static void pages_of_a_list(void **)
 {
     struct kvr_kube_page p;
-    (void)state;
     assert_true(kvr_kube_page_read(parsed("{'metadata':{'resourceVersion':'9','continue':'abc'},'items':[{},{}]}"), &p));
     assert_true(kvr_json_count(p.items) == 2 && strcmp(p.more, "abc") == 0 && strcmp(p.version, "9") == 0);
     assert_true(kvr_kube_page_read(parsed("{'metadata':{'resourceVersion':'9'},'items':null}"), &p));
@@ -70,10 +66,9 @@ static void pages_of_a_list(void **state)
 #define POD(meta, status) "{'metadata':{'name':'vllm-0','uid':'a-1'" meta "},'status':{'podIP':'10.0.0.1'" status "}}"
 #define READY             ",'conditions':[{'type':'PodScheduled','status':'True'},{'type':'Ready','status':'True'}]"
 
-static void pods(void **state)
+static void pods(void **)
 {
     struct kvr_kube_pod p;
-    (void)state;
     assert_null(kvr_kube_pod_read(parsed(POD("", READY)), &p));
     assert_true(p.ready && !p.over && !p.has_active && strcmp(p.name, "vllm-0") == 0 && strcmp(p.address, "10.0.0.1") == 0 && !p.role[0]);
     assert_null(kvr_kube_pod_read(parsed(POD("", "")), &p));
@@ -104,10 +99,9 @@ static void pods(void **state)
     assert_null(kvr_kube_pod_read(parsed("{'metadata':{'name':'a','uid':'1'},'status':{'podIP':'fd00::1'}}"), &p));
 }
 
-static void pools(void **state)
+static void pools(void **)
 {
     struct kvr_kube_pool p;
-    (void)state;
     assert_null(kvr_kube_pool_read(parsed("{'spec':{'selector':{'matchLabels':{'app':'qwen','x.io/"
                                           "tier':''}},'targetPorts':[{'number':8001},{'number':8000}],'appProtocol':'http'}}"),
                                    &p));
@@ -125,10 +119,9 @@ static void pools(void **state)
     for (size_t i = 0; i < KVR_ARRAY_LEN(bad); i++) assert_non_null(kvr_kube_pool_read(parsed(bad[i]), &p));
 }
 
-static void slices(void **state)
+static void slices(void **)
 {
     struct kvr_kube_slice s;
-    (void)state;
     assert_null(kvr_kube_slice_read(
         parsed("{'metadata':{'name':'s'},'addressType':'IPv4','endpoints':[{'addresses':['10.0.0.1','10.0.0.9']},"
                "{'addresses':['10.0.0.2'],'conditions':{'ready':false}},{'addresses':['10.0.0.3'],'conditions':{'ready':null}},"
@@ -140,11 +133,10 @@ static void slices(void **state)
     assert_non_null(kvr_kube_slice_read(parsed("{'metadata':{'name':'s'},'addressType':'FQDN'}"), &s));
 }
 
-static void what_goes_into_questions(void **state)
+static void what_goes_into_questions(void **)
 {
     struct kvr_kube_ports p;
     struct kvr_buf b = {0};
-    (void)state;
     kvr_kube_put_query(&b, "app=q,x.io/a=b c\xc3");
     assert_true(b.len == strlen("app%3Dq%2Cx.io%2Fa%3Db%20c%C3") && memcmp(b.data, "app%3Dq%2Cx.io%2Fa%3Db%20c%C3", b.len) == 0);
     kvr_buf_free(&b);

@@ -13,9 +13,8 @@ enum { LANES = 4, LINES = 20000 };
 
 static char folder[64], path[128], moved[128];
 
-static int make_folder(void **state)
+static int make_folder(void **)
 {
-    (void)state;
     snprintf(folder, sizeof folder, "/tmp/kvr_line_log_XXXXXX");
     if (!mkdtemp(folder)) return -1;
     snprintf(path, sizeof path, "%s/log", folder);
@@ -23,9 +22,8 @@ static int make_folder(void **state)
     return 0;
 }
 
-static int drop_folder(void **state)
+static int drop_folder(void **)
 {
-    (void)state;
     unlink(path);
     unlink(moved);
     return rmdir(folder);
@@ -89,11 +87,10 @@ static void write_from_all(struct kvr_line_log *l)
     for (size_t i = 0; i < LANES; i++) pthread_join(w[i].thread, NULL);
 }
 
-static void lines_of_all_lanes_come_whole_in_order_and_once(void **state)
+static void lines_of_all_lanes_come_whole_in_order_and_once(void **)
 {
     unsigned next[LANES] = {0};
     struct kvr_line_log_stats st;
-    (void)state;
     struct kvr_line_log *l = open_log(path, 4096); /* wraps often */
     write_from_all(l);
     kvr_line_log_stats(l, &st);
@@ -103,11 +100,10 @@ static void lines_of_all_lanes_come_whole_in_order_and_once(void **state)
     assert_int_equal(st.lines, LANES * LINES);
 }
 
-static void a_file_opened_anew_gets_what_follows(void **state)
+static void a_file_opened_anew_gets_what_follows(void **)
 {
     unsigned next[LANES] = {0};
     struct stat st;
-    (void)state;
     struct kvr_line_log *l = open_log(path, 4096);
     write_from_all(l);
     assert_int_equal(rename(path, moved), 0);
@@ -120,11 +116,10 @@ static void a_file_opened_anew_gets_what_follows(void **state)
     assert_int_equal(next[0], LINES + 1);
 }
 
-static void what_cannot_be_written_is_counted_as_dropped(void **state)
+static void what_cannot_be_written_is_counted_as_dropped(void **)
 {
     struct kvr_line_log_stats st = {0};
     char line[100];
-    (void)state;
     memset(line, 'x', sizeof line);
     line[sizeof line - 1] = '\n';
     struct kvr_line_log *l = open_log("/dev/full", 1024);
@@ -138,11 +133,10 @@ static void what_cannot_be_written_is_counted_as_dropped(void **state)
     kvr_line_log_destroy(l);
 }
 
-static void a_line_longer_than_the_lane_is_dropped(void **state)
+static void a_line_longer_than_the_lane_is_dropped(void **)
 {
     char line[2048];
     struct kvr_line_log_stats st;
-    (void)state;
     memset(line, 'x', sizeof line);
     struct kvr_line_log *l = open_log(path, 1024);
     assert_false(kvr_line_log_put(l, 0, line, sizeof line));
@@ -152,10 +146,9 @@ static void a_line_longer_than_the_lane_is_dropped(void **state)
     kvr_line_log_destroy(l);
 }
 
-static void a_pipe_that_nobody_empties_does_not_hold_up_the_end(void **state)
+static void a_pipe_that_nobody_empties_does_not_hold_up_the_end(void **)
 {
     char line[1000];
-    (void)state;
     memset(line, 'x', sizeof line);
     line[sizeof line - 1] = '\n';
     assert_int_equal(mkfifo(path, 0600), 0);

@@ -203,9 +203,8 @@ static void stale_requests_expire_oldest_first(void **s)
     assert_int_equal(kvr_load_expire(f->ld, 1000, f->now, NULL, NULL), 3);
 }
 
-static void every_allocation_may_fail(void **s)
+static void every_allocation_may_fail(void **)
 {
-    (void)s;
     for (long at = 0; at < 60; at++) {
         struct fixture f = {.fa.fail_at = at};
         struct kvr_alloc a = {failing_resize, &f.fa};

@@ -55,10 +55,9 @@ static bool has(const char *text, const char *part)
     return strstr(text, part) != NULL;
 }
 
-static void every_row_of_the_table(void **state)
+static void every_row_of_the_table(void **)
 {
     struct kvr_local_index *li = make(4, 0);
-    (void)state;
     assert_string_equal(ask(li, 5, 4, false), "{\"InvalidRange\":{\"start_id\":5,\"end_id\":4}}"); /* also when empty */
     assert_string_equal(ask(li, -1, -1, false),
                         "{\"TreeDump\":{\"epoch\":99,\"block_size\":4,\"events\":[],\"last_event_id\":0,\"end_event_id\":0}}");
@@ -78,7 +77,7 @@ static void every_row_of_the_table(void **state)
     kvr_local_index_destroy(li);
 }
 
-static void a_store_whose_tokens_and_hashes_differ_in_length_is_refused_and_leaves_nothing(void **state)
+static void a_store_whose_tokens_and_hashes_differ_in_length_is_refused_and_leaves_nothing(void **)
 {
     struct kvr_local_index *li = make(0, 0);
     struct kvr_local_index_stats st;
@@ -96,7 +95,6 @@ static void a_store_whose_tokens_and_hashes_differ_in_length_is_refused_and_leav
                  {12, 3, true, -KVR_ELENGTH},
                  {13, 3, true, 0},
                  {15, 3, false, 0}};
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct kvr_local_store s = {
             .tokens = tokens, .tokens_n = cases[i].tokens, .block_hashes = names, .blocks_n = cases[i].hashes, .eagle = cases[i].eagle};
@@ -111,13 +109,12 @@ static void a_store_whose_tokens_and_hashes_differ_in_length_is_refused_and_leav
     kvr_local_index_destroy(li);
 }
 
-static void answers_are_dynamos_json(void **state)
+static void answers_are_dynamos_json(void **)
 {
     struct kvr_local_index *li = make(0, 0);
     uint32_t tokens[] = {0, 1, 2, 3, 4, 5, 6, 7, 8};
     uint64_t names[] = {11, 12}, gone[] = {12};
     struct kvr_local_store s = {.tokens = tokens, .tokens_n = 9, .block_hashes = names, .blocks_n = 2, .tier = KVR_TIER_DEVICE};
-    (void)state;
     assert_int_equal(kvr_local_index_store(li, 1, &s), 0); /* a ninth token fills no block */
     assert_int_equal(kvr_local_index_remove(li, 2, KVR_TIER_DEVICE, gone, 1), 0);
     assert_int_equal(kvr_local_index_clear(li, 3), 0);
@@ -136,7 +133,7 @@ static void answers_are_dynamos_json(void **state)
     kvr_local_index_destroy(li);
 }
 
-static void a_block_with_an_image_is_stored_as_such(void **state)
+static void a_block_with_an_image_is_stored_as_such(void **)
 {
     struct kvr_local_index *li = make(0, 0);
     uint32_t tokens[] = {0, 1, 2, 3, 4, 5, 6, 7};
@@ -145,7 +142,6 @@ static void a_block_with_an_image_is_stored_as_such(void **state)
     struct kvr_local_store s = {.tokens = tokens, .tokens_n = 8, .block_hashes = names, .blocks_n = 2, .mm = with_cat, .mm_n = 2};
     struct kvr_local_index_stats st;
     char text[64];
-    (void)state;
     assert_int_equal(kvr_local_index_store(li, 1, &s), 0);
     assert_int_equal(kvr_hash_locals(tokens, 8, 4, false, KVR_HASH_SEED, with_cat, 2, want), 2);
     for (int i = 0; i < 2; i++) {
@@ -160,10 +156,9 @@ static void a_block_with_an_image_is_stored_as_such(void **state)
     kvr_local_index_destroy(li);
 }
 
-static void a_batch_is_told_whole_or_not(void **state)
+static void a_batch_is_told_whole_or_not(void **)
 {
     struct kvr_local_index *li = make(8, 0);
-    (void)state;
     put(li, 1, 1);
     kvr_local_index_hold(li);
     put(li, 2, 2);
@@ -180,12 +175,11 @@ static void a_batch_is_told_whole_or_not(void **state)
     kvr_local_index_destroy(li);
 }
 
-static void the_ring_is_bounded_in_bytes(void **state)
+static void the_ring_is_bounded_in_bytes(void **)
 {
     struct kvr_local_index *li = make(1024, 4096);
     struct kvr_local_index_stats st;
     struct kvr_block many[300];
-    (void)state;
     for (uint64_t i = 0; i < 300; i++) many[i] = (struct kvr_block){1000 + i, i};
     struct kvr_event big = {.event_id = 2, .kind = KVR_EVENT_STORED, .blocks = many, .blocks_n = 300};
     put(li, 1, 1);
@@ -205,11 +199,10 @@ static void the_ring_is_bounded_in_bytes(void **state)
     kvr_local_index_destroy(li);
 }
 
-static void what_is_not_whole_is_not_dumped(void **state)
+static void what_is_not_whole_is_not_dumped(void **)
 {
     struct kvr_local_index *li;
     struct kvr_local_index_config c = {.worker = W, .index_bytes_max = 1000000};
-    (void)state;
     assert_int_equal(kvr_local_index_create(&c, &li), 0);
     uint64_t n = 1;
     while (put(li, n, n) == 0) n++;
@@ -234,7 +227,7 @@ static void what_is_not_whole_is_not_dumped(void **state)
     kvr_local_index_destroy(li);
 }
 
-static void an_event_without_memory_is_not_forgotten(void **state)
+static void an_event_without_memory_is_not_forgotten(void **)
 {
     struct failing_alloc f = {.fail_at = -1};
     struct kvr_alloc a = {failing_resize, &f};
@@ -244,7 +237,6 @@ static void an_event_without_memory_is_not_forgotten(void **state)
     uint64_t names[100];
     struct kvr_local_store s = {.tokens = tokens, .tokens_n = 4, .block_hashes = names, .blocks_n = 1};
     struct kvr_local_index_stats st;
-    (void)state;
     for (size_t i = 0; i < 100; i++) names[i] = 1 + i;
     assert_int_equal(kvr_local_index_create(&c, &li), 0);
     assert_int_equal(kvr_local_index_store(li, 1, &s), 0);
@@ -415,12 +407,11 @@ static bool walk_once(struct kvr_index *truth, struct kvr_rng *rng, bool sound, 
     return rc == 0;
 }
 
-static void a_walk_and_the_events_since_give_the_content(void **state)
+static void a_walk_and_the_events_since_give_the_content(void **)
 {
     uint64_t seed = env_u64("KVR_SEED", 1), rounds = env_u64("KVR_OPS", 0) / 100 + 3000;
     size_t whole = 0, emitted, blocks = 0;
     struct kvr_index *truth;
-    (void)state;
     for (uint64_t s = 0; s < 4; s++) {
         struct kvr_rng rng = {seed + s};
         assert_int_equal(kvr_index_create(NULL, &truth), 0);
@@ -439,32 +430,28 @@ static void a_walk_and_the_events_since_give_the_content(void **state)
     assert_true(whole > rounds / 20 && blocks > rounds * 2);
 }
 
-static int stop_at_third(void *ctx, const char *data, size_t len)
+static int stop_at_third(void *ctx, const char *, size_t)
 {
-    (void)data;
-    (void)len;
     return ++*(int *)ctx == 3;
 }
 
-static void a_reader_that_has_enough_ends_its_dump(void **state)
+static void a_reader_that_has_enough_ends_its_dump(void **)
 {
     struct kvr_local_index *li = make(0, 0);
     struct kvr_local_query q = {0};
     int pieces = 0;
-    (void)state;
     for (uint64_t i = 1; i <= 20000; i++) assert_int_equal(put(li, i, i), 0);
     assert_int_equal(kvr_local_index_answer(li, &q, stop_at_third, &pieces), 1);
     assert_int_equal(pieces, 3);
     kvr_local_index_destroy(li);
 }
 
-static void a_walk_outlives_its_rank(void **state)
+static void a_walk_outlives_its_rank(void **)
 {
     struct kvr_index *ix;
     struct kvr_index_walk *walk, *none;
     struct listing l = {.n = 0};
     bool more;
-    (void)state;
     assert_int_equal(kvr_index_create(NULL, &ix), 0);
     assert_int_equal(kvr_index_walk_begin(ix, W, &none), 0);
     assert_int_equal(kvr_index_walk_next(none, 1, list_event, &l, &more), 0);
@@ -513,13 +500,12 @@ static void *reader_main(void *arg)
     return NULL;
 }
 
-static void readers_beside_the_writer(void **state)
+static void readers_beside_the_writer(void **)
 {
     struct kvr_local_index *li = make(256, 65536);
     pthread_t threads[2];
     struct reader readers[2] = {{.li = li}, {.li = li}};
     struct kvr_rng rng = {5};
-    (void)state;
     atomic_store(&stop, false);
     for (int i = 0; i < 2; i++) pthread_create(&threads[i], NULL, reader_main, &readers[i]);
     for (uint64_t i = 1; i < 60000 || atomic_load(&readers[0].answers) < 4 || atomic_load(&readers[1].answers) < 4; i++) {
@@ -538,11 +524,10 @@ static void readers_beside_the_writer(void **state)
     kvr_local_index_destroy(li);
 }
 
-static void memory_may_run_out_anywhere(void **state)
+static void memory_may_run_out_anywhere(void **)
 {
     struct failing_alloc f = {.fail_at = 0};
     long made = 0;
-    (void)state;
     for (f.fail_at = 0;; f.fail_at++) {
         struct kvr_alloc a = {failing_resize, &f};
         struct kvr_local_index_config c = {.alloc = &a, .worker = W, .block_size = 4, .events_max = 16};

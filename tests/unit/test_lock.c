@@ -17,9 +17,8 @@
 static struct kvr_lock table, book, mail;
 static struct kvr_rwlock ranks;
 
-static int setup(void **state)
+static int setup(void **)
 {
-    (void)state;
     kvr_lock_init(&table, KVR_LOCK_SERVE);
     kvr_lock_init(&book, KVR_LOCK_ROUTER);
     kvr_lock_init(&mail, KVR_LOCK_MAIL);
@@ -90,9 +89,8 @@ static void below_what_is_left(void)
     kvr_lock(&book);
 }
 
-static void a_wrong_order_is_refused_and_both_locks_are_named(void **state)
+static void a_wrong_order_is_refused_and_both_locks_are_named(void **)
 {
-    (void)state;
     char text[16384];
     dies(falling, text, sizeof text);
     assert_non_null(strstr(text, "lock order: the lock of the worker table is taken under that of a router"));
@@ -100,9 +98,8 @@ static void a_wrong_order_is_refused_and_both_locks_are_named(void **state)
     assert_non_null(strstr(text, "lock order: the lock of a router is taken under that of a data loop's mail"));
 }
 
-static void a_lock_is_held_once_and_of_a_rank_one(void **state)
+static void a_lock_is_held_once_and_of_a_rank_one(void **)
 {
-    (void)state;
     char text[16384];
     dies(twice, text, sizeof text);
     assert_non_null(strstr(text, "lock order"));
@@ -113,9 +110,8 @@ static void a_lock_is_held_once_and_of_a_rank_one(void **state)
     dies(given_back_twice, text, sizeof text);
 }
 
-static void rising_ranks_pass_and_may_be_given_back_in_any_order(void **state)
+static void rising_ranks_pass_and_may_be_given_back_in_any_order(void **)
 {
-    (void)state;
     for (int i = 0; i < 100; i++) {
         kvr_lock(&table);
         kvr_lock(&book);
@@ -130,17 +126,15 @@ static void rising_ranks_pass_and_may_be_given_back_in_any_order(void **state)
     kvr_unlock(&table);
 }
 
-static void *other_thread(void *arg)
+static void *other_thread(void *)
 {
-    (void)arg;
     kvr_lock(&table);
     kvr_unlock(&table);
     return NULL;
 }
 
-static void what_another_thread_holds_does_not_count(void **state)
+static void what_another_thread_holds_does_not_count(void **)
 {
-    (void)state;
     pthread_t t;
     kvr_lock(&book);
     assert_int_equal(pthread_create(&t, NULL, other_thread, NULL), 0);
@@ -161,9 +155,8 @@ int main(void)
 
 #else
 
-static void a_build_without_checks_pays_nothing(void **state)
+static void a_build_without_checks_pays_nothing(void **)
 {
-    (void)state;
     assert_int_equal(sizeof(struct kvr_lock), sizeof(pthread_mutex_t));
     assert_int_equal(sizeof(struct kvr_rwlock), sizeof(pthread_rwlock_t));
 }

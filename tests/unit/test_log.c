@@ -11,9 +11,8 @@
 #include "base/base.h"
 #include "base/log.h"
 
-static void test_what_is_printable(void **state)
+static void test_what_is_printable(void **)
 {
-    (void)state;
     static const struct {
         const char *in, *out;
     } rows[] = {
@@ -89,9 +88,8 @@ static const char *message_of(const char *line, const char *level)
     return line + strlen(level) + 1;
 }
 
-static void test_a_log_line_is_one_line(void **state)
+static void test_a_log_line_is_one_line(void **)
 {
-    (void)state;
     struct ear ear;
     char got[16384], big[9000];
     begin(&ear);
@@ -108,9 +106,8 @@ static void test_a_log_line_is_one_line(void **state)
     assert_true(got + n - second <= 4096 && strncmp(message_of(second, "warning"), "\\x0a\\x0a", 8) == 0);
 }
 
-static void test_a_json_line_is_whole_however_long(void **state)
+static void test_a_json_line_is_whole_however_long(void **)
 {
-    (void)state;
     struct ear ear;
     char got[16384], big[9000];
     begin(&ear);
@@ -130,9 +127,8 @@ static void test_a_json_line_is_whole_however_long(void **state)
     assert_string_equal(got + n - 5, "\\\"\"}\n"); /* cut between two escapes, and closed */
 }
 
-static void test_lines_below_the_level_are_not_written(void **state)
+static void test_lines_below_the_level_are_not_written(void **)
 {
-    (void)state;
     static const char *const all[] = {"error", "warning", "info", "debug"};
     for (int level = KVR_LOG_ERROR; level <= KVR_LOG_DEBUG; level++) {
         struct ear ear;
@@ -163,9 +159,8 @@ static void *talk(void *arg)
 }
 
 /* Lines that were written and lines that are said to be left out are together all of them, whichever thread said so. */
-static void test_lines_beyond_the_limit_are_counted(void **state)
+static void test_lines_beyond_the_limit_are_counted(void **)
 {
-    (void)state;
     static char got[1 << 20];
     struct ear ear;
     pthread_t threads[TALKERS];
@@ -197,10 +192,9 @@ static void test_lines_beyond_the_limit_are_counted(void **state)
     assert_int_equal(written + left_out, TALKERS * SAYINGS);
 }
 
-static void test_of_one_cause_a_line_a_minute_is_written(void **state)
+static void test_of_one_cause_a_line_a_minute_is_written(void **)
 {
     uint64_t held = 9, one = kvr_log_key(1, 0, "batches of rank 3"), other = kvr_log_key(2, 0, "batches of rank 3");
-    (void)state;
     assert_true(one == kvr_log_key(1, 0, "batches of rank 17"));
     assert_true(one != other && one != kvr_log_key(1, 1, "batches of rank 3") && one != kvr_log_key(1, 0, "paused"));
     assert_true(kvr__log_due(one, 1000, &held) && held == 0);

@@ -98,9 +98,8 @@ static bool by_file(const struct kvr_event *ev)
     return ok;
 }
 
-static void every_format_carries_how_a_block_was_told(void **state)
+static void every_format_carries_how_a_block_was_told(void **)
 {
-    (void)state;
     struct kvr_rng rng = {env_u64("KVR_SEED", 1)};
     for (int i = 0; i < 2000; i++) {
         uint64_t bits = kvr_rng_next(&rng), large = i % 3 ? 1 : UINT32_MAX - 1;

@@ -51,14 +51,13 @@ static void forget(uint64_t *age, size_t *n, uint64_t key)
     memmove(age + at, age + at + 1, (--*n - at) * sizeof *age);
 }
 
-static void entries_are_found_and_leave_in_the_order_of_their_last_use(void **state)
+static void entries_are_found_and_leave_in_the_order_of_their_last_use(void **)
 {
     static struct item items[KEYS];
     struct kvr_rng rng = {env_u64("KVR_SEED", 1)};
     uint64_t age[KEYS] = {0}, ops = KVR_MIN(env_u64("KVR_OPS", OPS), (uint64_t)OPS);
     size_t n = 0;
     struct kvr_lru l;
-    (void)state;
     assert_int_equal(kvr_lru_init(&l), 0);
     for (uint64_t k = 0; k < KEYS; k++) items[k].key = k;
     for (uint64_t op = 0; op < ops; op++) {

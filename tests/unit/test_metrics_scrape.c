@@ -35,10 +35,9 @@ static void engine_says(const char *answer, size_t len, size_t times)
     pthread_mutex_unlock(&engine.lock);
 }
 
-static void *engine_main(void *arg)
+static void *engine_main(void *)
 {
     char request[4096];
-    (void)arg;
     memory_exempts_this_thread();
     for (int c; (c = accept(engine.listener, NULL, NULL)) >= 0; close(c)) {
         if (recv(c, request, sizeof request, 0) <= 0) continue;
@@ -52,11 +51,10 @@ static void *engine_main(void *arg)
     return NULL;
 }
 
-static int engine_start(void **state)
+static int engine_start(void **)
 {
     struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t len = sizeof a;
-    (void)state;
     engine.listener = socket(AF_INET, SOCK_STREAM, 0);
     if (bind(engine.listener, (struct sockaddr *)&a, sizeof a) || listen(engine.listener, 64)) return -1;
     if (getsockname(engine.listener, (struct sockaddr *)&a, &len)) return -1;
@@ -64,9 +62,8 @@ static int engine_start(void **state)
     return pthread_create(&engine.thread, NULL, engine_main, NULL);
 }
 
-static int engine_stop(void **state)
+static int engine_stop(void **)
 {
-    (void)state;
     shutdown(engine.listener, SHUT_RDWR);
     pthread_join(engine.thread, NULL);
     close(engine.listener);
@@ -112,10 +109,9 @@ static struct outcome scrape(const char *url, bool cancel)
 #define HEAD  "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
 #define LINES "vllm:num_requests_running{engine=\"0\"} 3\nbroken\nvllm:kv_cache_usage_perc{engine=\"0\"} 0.5\n"
 
-static void a_reading_gives_the_loads(void **state)
+static void a_reading_gives_the_loads(void **)
 {
     struct kvr_engine_load l;
-    (void)state;
     engine_says(HEAD LINES "vllm:num_requests_waiting 4", 0, 0); /* the last line has no end */
     struct outcome o = scrape(engine.url, false);
     assert_true(o.rc == 0 && o.calls == 1 && o.loads.n == 2 && o.loads.bad_lines == 1);
@@ -125,7 +121,7 @@ static void a_reading_gives_the_loads(void **state)
     assert_true(kvr_engine_loads_of(&o.loads, 0, 1, 0, 16, 10, &l) && l.running == 3 && l.used_blocks == 5);
 }
 
-static void a_reading_says_why_it_failed(void **state)
+static void a_reading_says_why_it_failed(void **)
 {
     static const struct {
         const char *answer, *error;
@@ -134,7 +130,6 @@ static void a_reading_says_why_it_failed(void **state)
                  {"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n" LINES, "the answer broke off"},
                  {"nonsense\r\n\r\n", "the answer is no HTTP"},
                  {"", "no connection"}};
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         engine_says(cases[i].answer, 0, 0);
         struct outcome o = scrape(engine.url, false);
@@ -147,16 +142,14 @@ static void a_reading_says_why_it_failed(void **state)
     assert_int_equal(scrape("ftp://x", false).rc, -KVR_EINVAL);
 }
 
-static void a_cancelled_reading_is_silent(void **state)
+static void a_cancelled_reading_is_silent(void **)
 {
-    (void)state;
     engine_says(HEAD LINES, 0, 0);
     assert_int_equal(scrape(engine.url, true).calls, 0);
 }
 
-static void memory_that_runs_out_costs_one_reading(void **state)
+static void memory_that_runs_out_costs_one_reading(void **)
 {
-    (void)state;
     engine_says(HEAD LINES, 0, 0);
     for (long n = 0;; n++) {
         memory_fails_at(n, 0);
@@ -183,9 +176,8 @@ static int write_and_read(void)
     return rc;
 }
 
-static void memory_that_runs_out_under_a_report_says_so(void **state)
+static void memory_that_runs_out_under_a_report_says_so(void **)
 {
-    (void)state;
     memory_fails_at(0, 0);
     int rc = write_and_read();
     assert_true(memory_has_failed() && rc == -KVR_ENOMEM);
@@ -243,7 +235,7 @@ static struct heard ask(bool post, bool cancel)
     return h;
 }
 
-static void an_answer_comes_whole_or_with_a_reason(void **state)
+static void an_answer_comes_whole_or_with_a_reason(void **)
 {
     static const struct {
         const char *answer;
@@ -257,7 +249,6 @@ static void an_answer_comes_whole_or_with_a_reason(void **state)
                  {"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf", 0, false, "half"},
                  {"nonsense\r\n\r\n", 0, false, ""},
                  {"", 0, false, ""}};
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         engine_says(cases[i].answer, 0, 0);
         struct heard h = ask(false, false);
@@ -269,9 +260,8 @@ static void an_answer_comes_whole_or_with_a_reason(void **state)
     assert_false(ask(true, false).started); /* there was no memory for its body */
 }
 
-static void memory_that_runs_out_costs_one_answer(void **state)
+static void memory_that_runs_out_costs_one_answer(void **)
 {
-    (void)state;
     engine_says(HEAD "all of it", 0, 0);
     for (long n = 0;; n++) {
         memory_fails_at(n, 0);

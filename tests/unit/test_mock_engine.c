@@ -23,9 +23,8 @@ struct fixture {
     uint32_t last_token;
 };
 
-static void on_event(void *ctx, const struct kvr_event *in, const uint32_t *tokens, size_t n, void *user)
+static void on_event(void *ctx, const struct kvr_event *in, const uint32_t *tokens, size_t n, void *)
 {
-    (void)user;
     struct fixture *f = ctx;
     struct kvr_event ev = *in;
     struct kvr_block b[512];
@@ -44,10 +43,9 @@ static void on_event(void *ctx, const struct kvr_event *in, const uint32_t *toke
     assert_int_equal(kvr_index_apply(f->ix, &ev), 0);
 }
 
-static void on_token(void *ctx, struct mock_request *r, uint32_t token, uint64_t index, bool last)
+static void on_token(void *ctx, struct mock_request *r, uint32_t token, uint64_t, bool last)
 {
     struct fixture *f = ctx;
-    (void)index;
     f->tokens++;
     f->last_token = token;
     if (last && f->finished < (int)KVR_ARRAY_LEN(f->ended)) f->ended[f->finished] = r;

@@ -25,12 +25,11 @@ static const char *draw(const struct models_file *f, int session)
     return models_file_resolve(f, "m", s, (size_t)n);
 }
 
-static void shares_are_the_weights(void **state)
+static void shares_are_the_weights(void **)
 {
     struct models_file f =
         read_or_fail("models:\n  m: {targets: [{model: m, weight: 95}, {model: n, weight: 5}, {model: o, weight: 0}]}\n");
     size_t n = 0;
-    (void)state;
     for (int i = 0; i < SESSIONS; i++) {
         assert_string_not_equal(draw(&f, i), "o");
         n += !strcmp(draw(&f, i), "n");
@@ -39,22 +38,20 @@ static void shares_are_the_weights(void **state)
     models_file_free(&f);
 }
 
-static void the_order_of_targets_does_not_matter(void **state)
+static void the_order_of_targets_does_not_matter(void **)
 {
     struct models_file a = read_or_fail("models: {m: {targets: [{model: m, weight: 7}, {model: n, weight: 2}, {model: o, weight: 1}]}}");
     struct models_file b = read_or_fail("models: {m: {targets: [{model: o, weight: 10}, {model: m, weight: 70}, {model: n, weight: 20}]}}");
-    (void)state;
     for (int i = 0; i < SESSIONS; i++) assert_string_equal(draw(&a, i), draw(&b, i));
     models_file_free(&a);
     models_file_free(&b);
 }
 
-static void a_higher_weight_takes_sessions_and_moves_no_other(void **state)
+static void a_higher_weight_takes_sessions_and_moves_no_other(void **)
 {
     struct models_file a = read_or_fail("models: {m: {targets: [{model: m, weight: 90}, {model: n, weight: 5}, {model: o, weight: 5}]}}");
     struct models_file b = read_or_fail("models: {m: {targets: [{model: m, weight: 90}, {model: n, weight: 15}, {model: o, weight: 5}]}}");
     size_t moved = 0;
-    (void)state;
     for (int i = 0; i < SESSIONS; i++) {
         if (!strcmp(draw(&a, i), draw(&b, i))) continue;
         assert_string_equal(draw(&b, i), "n");
@@ -65,17 +62,16 @@ static void a_higher_weight_takes_sessions_and_moves_no_other(void **state)
     models_file_free(&b);
 }
 
-static void a_draw_is_the_same_in_every_process(void **state)
+static void a_draw_is_the_same_in_every_process(void **)
 {
     struct models_file f = read_or_fail("models: {m: {targets: [{model: m, weight: 1}, {model: n, weight: 1}]}}");
     char drawn[33] = ""; /* the expected ones are computed by another program from what models_file.h says */
-    (void)state;
     for (int i = 0; i < 32; i++) drawn[i] = *draw(&f, i);
     assert_string_equal(drawn, "nmnmnnmmmnmmnnmnmmmmmmnmnmnmmmnn");
     models_file_free(&f);
 }
 
-static void mistakes_are_named_with_line_and_key(void **state)
+static void mistakes_are_named_with_line_and_key(void **)
 {
     static const struct {
         const char *text, *err;
@@ -110,7 +106,6 @@ static void mistakes_are_named_with_line_and_key(void **state)
         {"models: {m: {targets: [{model: m, weight: 1}, {model: n, weight: 1}]}, n: {alias_of: m}}",
          "m.yaml:1: m: its targets lead in a circle, or over more than 8 steps"},
     };
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct models_file f;
         char err[512] = "";
@@ -119,10 +114,9 @@ static void mistakes_are_named_with_line_and_key(void **state)
     }
 }
 
-static void names_are_found_whatever_their_order(void **state)
+static void names_are_found_whatever_their_order(void **)
 {
     struct models_file f = read_or_fail("models: {z: {alias_of: m}, a: {fallback: [z2, z1]}, k: {}}");
-    (void)state;
     assert_int_equal(f.n, 3);
     assert_string_equal(models_file_resolve(&f, "z", "", 0), "m");
     assert_string_equal(models_file_resolve(&f, "a", "", 0), "a");
@@ -132,11 +126,10 @@ static void names_are_found_whatever_their_order(void **state)
     models_file_free(&f);
 }
 
-static void chains_of_eight_steps_are_followed_and_no_longer_ones(void **state)
+static void chains_of_eight_steps_are_followed_and_no_longer_ones(void **)
 {
     char text[512] = "models: {a8: {alias_of: end}", err[512];
     struct models_file f;
-    (void)state;
     for (int i = 7; i > 0; i--) snprintf(text + strlen(text), sizeof text - strlen(text), ", a%d: {alias_of: a%d}", i, i + 1);
     size_t len = strlen(text);
     snprintf(text + len, sizeof text - len, "}");
@@ -148,7 +141,7 @@ static void chains_of_eight_steps_are_followed_and_no_longer_ones(void **state)
     assert_string_equal(err, "m.yaml:1: a0: its targets lead in a circle, or over more than 8 steps");
 }
 
-static void what_is_written_is_read_as_the_same(void **state)
+static void what_is_written_is_read_as_the_same(void **)
 {
     static const char text[] = "models:\n  chat: {alias_of: m}\n  \"q\\\"\\\\\": {fallback: [a, b], fallback_on: [overloaded]}\n"
                                "  m: {targets: [{model: m, weight: 0.1}, {model: n, weight: 0.30000000000000004}], fallback: [s], "
@@ -156,7 +149,6 @@ static void what_is_written_is_read_as_the_same(void **state)
                                "{options: {router-mode: random, router-temperature: 0.1, max-retries: 0}}\n";
     struct models_file a = read_or_fail(text), b;
     struct kvr_buf once = {0}, twice = {0};
-    (void)state;
     models_file_write(&a, &once);
     kvr_buf_add(&once, "", 1);
     assert_string_equal(

@@ -8,20 +8,18 @@
 
 enum { ROUNDS = 40, MESSAGES = 500, TAKEN = 3 };
 
-static void slowly(void *ctx, const struct kvr_nats_message *m)
+static void slowly(void *ctx, const struct kvr_nats_message *)
 {
     struct timespec pause = {.tv_nsec = 1000000};
     _Atomic int *n = ctx;
-    (void)m;
     atomic_fetch_add(n, 1);
     nanosleep(&pause, NULL); /* a handler that is slower than what comes */
 }
 
 /* The last connection of a process goes while messages wait for their handler. That nothing is left is the leak checker's word. */
-static void what_waits_is_given_back(void **state)
+static void what_waits_is_given_back(void **)
 {
     struct server s;
-    (void)state;
     server_start(&s);
     for (int i = 0; i < ROUNDS; i++) {
         struct kvr_nats_config c = {.url = s.url};

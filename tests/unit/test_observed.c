@@ -18,10 +18,7 @@ struct place {
 
 static struct data_plane plane;
 
-static void on_wake(uv_async_t *a)
-{
-    (void)a;
-}
+static void on_wake(uv_async_t *) {}
 
 static void place_open(struct place *p, struct observed_table *t)
 {
@@ -130,10 +127,9 @@ static void stop(struct speaker *s, struct place *on)
 
 /* ---- tests --------------------------------------------------------------------------------------------- */
 
-static void the_two_meet_whoever_comes_and_ends_first(void **s)
+static void the_two_meet_whoever_comes_and_ends_first(void **)
 {
     struct place a, b;
-    (void)s;
     place_open(&a, NULL);
     place_open(&b, a.picker.observed);
     for (unsigned i = 0; i < 8; i++) {
@@ -162,12 +158,11 @@ static void the_two_meet_whoever_comes_and_ends_first(void **s)
     place_close(&b);
 }
 
-static void who_is_alone_or_one_of_two_is_not_heard(void **s)
+static void who_is_alone_or_one_of_two_is_not_heard(void **)
 {
     struct place a;
     struct pick p, twin;
     struct speaker o, second;
-    (void)s;
     place_open(&a, NULL);
     come(&o, &a, "alone");
     say(&o, &a, 1);
@@ -193,13 +188,12 @@ static void who_is_alone_or_one_of_two_is_not_heard(void **s)
     place_close(&a);
 }
 
-static void a_table_that_is_full_is_counted_and_fills_no_more(void **s)
+static void a_table_that_is_full_is_counted_and_fills_no_more(void **)
 {
     struct speaker *all = calloc(OBSERVED_MAX, sizeof *all), one, another;
     struct place a;
     struct pick p;
     char id[16];
-    (void)s;
     place_open(&a, NULL);
     for (unsigned i = 0; i < OBSERVED_MAX; i++) {
         snprintf(id, sizeof id, "r%u", i);
@@ -222,13 +216,12 @@ static void a_table_that_is_full_is_counted_and_fills_no_more(void **s)
     free(all);
 }
 
-static void mail_that_is_full_ends_what_is_heard_but_its_last_word(void **s)
+static void mail_that_is_full_ends_what_is_heard_but_its_last_word(void **)
 {
     enum { PIECE = 16000, PIECES = OBSERVED_MAIL_MAX / PIECE };
     struct place a, b;
     struct pick p;
     struct speaker o;
-    (void)s;
     place_open(&a, NULL);
     place_open(&b, a.picker.observed);
     ask(&p, &a, "r");
@@ -288,11 +281,10 @@ static void *run(void *arg)
     return NULL;
 }
 
-static void on_many_loops_at_once_each_is_freed_once(void **s)
+static void on_many_loops_at_once_each_is_freed_once(void **)
 {
     static struct crowd crowd[PLACES];
     pthread_t threads[PLACES];
-    (void)s;
     for (size_t i = 0; i < PLACES; i++) {
         place_open(&crowd[i].place, i ? crowd[0].place.picker.observed : NULL);
         crowd[i].seed = env_u64("KVR_SEED", 1) + i;

@@ -73,9 +73,8 @@ static void assert_all_forms(void)
     assert_int_equal(cli.o.mode, 2);
 }
 
-static void each_form_of_a_value_is_read_and_knows_its_line(void **state)
+static void each_form_of_a_value_is_read_and_knows_its_line(void **)
 {
-    (void)state;
     assert_int_equal(read_text(all_forms), 0);
     assert_int_equal(heard.n, 0);
     assert_all_forms();
@@ -86,9 +85,8 @@ static void each_form_of_a_value_is_read_and_knows_its_line(void **state)
     forget();
 }
 
-static void what_is_wrong_leaves_the_value_of_before(void **state)
+static void what_is_wrong_leaves_the_value_of_before(void **)
 {
-    (void)state;
     assert_int_equal(read_text("port: x\nhost: ''\nrouter-mode: y\nadmin-port: 1\n"), 2);
     assert_int_equal(heard.n, 3);
     assert_int_equal(cli.o.port, 8080);
@@ -98,18 +96,16 @@ static void what_is_wrong_leaves_the_value_of_before(void **state)
     forget();
 }
 
-static void an_empty_file_says_nothing(void **state)
+static void an_empty_file_says_nothing(void **)
 {
-    (void)state;
     assert_int_equal(read_text("# nothing\n"), 0);
     assert_int_equal(cli.o.port, 8080);
     forget();
 }
 
 /* strdup is the C library's and does not fail here. */
-static void memory_that_fails_is_called_that(void **state)
+static void memory_that_fails_is_called_that(void **)
 {
-    (void)state;
     for (long n = 0;; n++) {
         memory_fails_at(n, 0);
         int rc = read_text(all_forms);

@@ -137,27 +137,23 @@ static void looks_at_one(void (*write)(struct workers *s, struct kvr_buf *b), bo
     end(s);
 }
 
-static void test_loads_of_a_large_fleet_hold_up_no_request(void **state)
+static void test_loads_of_a_large_fleet_hold_up_no_request(void **)
 {
-    (void)state;
     looks_at_one(write_loads, false);
 }
 
-static void test_workers_of_a_large_fleet_hold_up_no_request(void **state)
+static void test_workers_of_a_large_fleet_hold_up_no_request(void **)
 {
-    (void)state;
     looks_at_one(write_workers, false);
 }
 
-static void test_counters_of_a_large_fleet_hold_up_no_request(void **state)
+static void test_counters_of_a_large_fleet_hold_up_no_request(void **)
 {
-    (void)state;
     looks_at_one(write_labels, true);
 }
 
-static void test_a_tick_with_nothing_to_do_takes_no_lock_for_a_large_fleet(void **state)
+static void test_a_tick_with_nothing_to_do_takes_no_lock_for_a_large_fleet(void **)
 {
-    (void)state;
     struct workers *s = fleet();
     memset(&seen, 0, sizeof seen);
     engine_survey_tick(s);

@@ -15,7 +15,7 @@ static int count(void *ctx, const struct kvr_plane_place *p)
     return 0;
 }
 
-static void an_event_is_read_as_it_was_written(void **state)
+static void an_event_is_read_as_it_was_written(void **)
 {
     struct kvr_block two[] = {{UINT64_MAX, 1}, {2, UINT64_MAX - 1}};
     uint64_t gone[] = {3, UINT64_MAX};
@@ -38,7 +38,6 @@ static void an_event_is_read_as_it_was_written(void **state)
                               {.event_id = 7, .worker = {7, 2}, .kind = KVR_EVENT_REMOVED, .removed = gone, .removed_n = 2},
                               {.event_id = UINT64_MAX, .worker = {7, 2}, .kind = KVR_EVENT_CLEARED},
                           };
-    (void)state;
     for (size_t i = 0; i < 4; i++) {
         struct kvr_buf b = {0}, e = {0}, scratch = {0};
         struct kvr_envelope env = {1, i, 1700000000000, KVR_PLANE_EVENTS, 9, NULL, 0, i > 1, i % 2 == 0}, got;
@@ -68,11 +67,10 @@ static void an_event_is_read_as_it_was_written(void **state)
 
 #define READ(text) kvr_envelope_read(text, sizeof(text) - 1, &scratch, &e)
 
-static void what_other_writers_send(void **state)
+static void what_other_writers_send(void **)
 {
     struct kvr_buf scratch = {0};
     struct kvr_envelope e;
-    (void)state;
     /* no version, the payload as numbers, a key that is not known */
     assert_int_equal(READ("\x86\xacpublisher_id\x05\xa8sequence\x00\xacpublished_at\x01\xaf"
                           "published_at_ns\x02\xa5topic\xa1t\xa7payload\x93\x01\x7f\xcc\xff"),
@@ -86,12 +84,11 @@ static void what_other_writers_send(void **state)
     kvr_buf_free(&scratch);
 }
 
-static void several_events_in_one_payload(void **state)
+static void several_events_in_one_payload(void **)
 {
     struct kvr_event ev = {.worker = {1, 0}, .kind = KVR_EVENT_CLEARED};
     struct kvr_buf b = {0};
     uint64_t ids[5] = {0};
-    (void)state;
     kvr_buf_add(&b, "\x93", 1);
     for (ev.event_id = 1; ev.event_id <= 3; ev.event_id++) kvr_plane_event_write(&b, &ev);
     assert_int_equal(kvr_plane_events_each(b.data, b.len, count, ids), 0);
@@ -104,9 +101,8 @@ static void several_events_in_one_payload(void **state)
     kvr_buf_free(&b);
 }
 
-static void hostile_lengths_are_refused(void **state)
+static void hostile_lengths_are_refused(void **)
 {
-    (void)state;
     assert_false(kvr_msgpack_is_whole("\xdd\xff\xff\xff\xff", 5));
     assert_false(kvr_msgpack_is_whole("\x92\xdd\xff\xff\xff\xff", 6));
     assert_false(kvr_msgpack_is_whole("", 0));
@@ -117,12 +113,11 @@ static void hostile_lengths_are_refused(void **state)
     assert_true(kvr_msgpack_is_whole(deep + 40, 60));
 }
 
-static void frames(void **state)
+static void frames(void **)
 {
     unsigned char head[KVR_PLANE_FRAME_HEAD + 3] = {0};
     const char *inner;
     size_t n;
-    (void)state;
     kvr_plane_frame_head(head, 3);
     assert_memory_equal(head, "\x01\x00\x00\x00\x03", 5);
     assert_int_equal(kvr_plane_frame_open((char *)head, 8, &inner, &n), 0);

@@ -59,12 +59,7 @@ static void on_request(struct kvr_http_conn *c, void *ctx)
     assert_int_equal(kvr_produce_start(&pc), 0);
 }
 
-static void no_body(struct kvr_buf *b, int status, const char *message)
-{
-    (void)b;
-    (void)status;
-    (void)message;
-}
+static void no_body(struct kvr_buf *, int, const char *) {}
 
 static int begin(struct stage *s)
 {
@@ -118,10 +113,9 @@ static void finish(struct stage *s)
     assert_int_equal(uv_loop_close(&s->loop), 0);
 }
 
-static void a_whole_answer_arrives(void **state)
+static void a_whole_answer_arrives(void **)
 {
     struct stage s = {.bytes_max = 20 << 20};
-    (void)state;
     int fd = begin(&s);
     uint64_t n = run(&s, fd);
     assert_true(s.sent && !s.gone && n >= s.bytes_max && n < s.bytes_max + s.bytes_max / 50);
@@ -129,10 +123,9 @@ static void a_whole_answer_arrives(void **state)
     finish(&s);
 }
 
-static void what_is_not_whole_is_broken_off(void **state)
+static void what_is_not_whole_is_broken_off(void **)
 {
     struct stage s = {.bytes_max = 1 << 20, .fail = true};
-    (void)state;
     int fd = begin(&s);
     run(&s, fd);
     assert_true(!s.sent && !s.gone);
@@ -140,10 +133,9 @@ static void what_is_not_whole_is_broken_off(void **state)
     finish(&s);
 }
 
-static void a_client_that_leaves_ends_the_thread(void **state)
+static void a_client_that_leaves_ends_the_thread(void **)
 {
     struct stage s = {.bytes_max = UINT64_MAX / 2};
-    (void)state;
     int fd = begin(&s);
     WAIT_FOR(turn(&s) && s.written > 0, 20); /* the thread is at work */
     close(fd);
@@ -152,10 +144,9 @@ static void a_client_that_leaves_ends_the_thread(void **state)
     finish(&s);
 }
 
-static void a_client_that_takes_nothing_is_cut_off(void **state)
+static void a_client_that_takes_nothing_is_cut_off(void **)
 {
     struct stage s = {.bytes_max = UINT64_MAX / 2, .stall_s = 0.5};
-    (void)state;
     int fd = begin(&s);
     run(&s, -1); /* nobody reads */
     assert_true(s.gone && !s.sent);

@@ -5,7 +5,7 @@
 #include "token/profile_option.h"
 #include "token/profiles.h"
 
-static void what_may_be_is_taken(void **state)
+static void what_may_be_is_taken(void **)
 {
     static const char *const taken[] = {
         NULL,
@@ -16,22 +16,20 @@ static void what_may_be_is_taken(void **state)
         "{\"drop_none\":true,\"alias_reasoning\":false,\"developer_to_system\":true,\"typed\":false,\"raw\":false}",
     };
     char why[512];
-    (void)state;
     for (size_t i = 0; i < sizeof taken / sizeof *taken; i++) assert_int_equal(kvr_profile_option_check(taken[i], why, sizeof why), 0);
 }
 
 /* What the router names as the profile that agrees is what it takes. */
-static void every_profile_that_is_tried_is_taken(void **state)
+static void every_profile_that_is_tried_is_taken(void **)
 {
     char text[KVR_PROFILE_TEXT_MAX], why[512];
-    (void)state;
     for (size_t i = 0; i < KVR_PROFILES_MAX; i++) {
         kvr_profile_text(i, text);
         assert_int_equal(kvr_profile_option_check(text, why, sizeof why), 0);
     }
 }
 
-static void what_may_not_be_is_named_with_what_is_allowed(void **state)
+static void what_may_not_be_is_named_with_what_is_allowed(void **)
 {
     static const struct {
         const char *profile, *named;
@@ -60,7 +58,6 @@ static void what_may_not_be_is_named_with_what_is_allowed(void **state)
         {"{\"drop_none\":true\\u002c}", "allowed"},
     };
     char why[512];
-    (void)state;
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         assert_int_equal(kvr_profile_option_check(refused[i].profile, why, sizeof why), -1);
         assert_non_null(strstr(why, "--tokenizer-profile: '"));
@@ -69,10 +66,9 @@ static void what_may_not_be_is_named_with_what_is_allowed(void **state)
     }
 }
 
-static void one_that_is_too_long_is_refused(void **state)
+static void one_that_is_too_long_is_refused(void **)
 {
     char profile[1200], why[64];
-    (void)state;
     memset(profile, ' ', sizeof profile);
     profile[0] = '{';
     profile[897] = '}';
@@ -86,9 +82,8 @@ static void one_that_is_too_long_is_refused(void **state)
     assert_true(strlen(why) < sizeof why);
 }
 
-static void an_object_without_members_says_nothing(void **state)
+static void an_object_without_members_says_nothing(void **)
 {
-    (void)state;
     assert_false(kvr_profile_option_says(NULL));
     assert_false(kvr_profile_option_says("{  }"));
     assert_true(kvr_profile_option_says("{\"raw\":true}"));

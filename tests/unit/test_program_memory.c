@@ -86,12 +86,11 @@ static bool worker_is_up(void)
     return ask(admin, "GET", "/workers", "", text, sizeof text) == 200 && strstr(text, "\"status\":\"up\"");
 }
 
-static void a_router_answers_and_lives_on(void **state)
+static void a_router_answers_and_lives_on(void **)
 {
     static struct program mock, serve;
     char worker[64];
     const char *tokenizer = getenv("KVR_TOKENIZER") ? getenv("KVR_TOKENIZER") : "bytes";
-    (void)state;
     free_port(port);
     free_port(admin);
     free_port(mock_port);
@@ -176,12 +175,11 @@ static void fail_each_of_a_batch(void *pub)
     }
 }
 
-static void an_indexer_answers_and_lives_on(void **state)
+static void an_indexer_answers_and_lives_on(void **)
 {
     static struct program indexer;
     char engine[16], body[256], endpoint[64];
     void *zmq = zmq_ctx_new(), *pub = zmq_socket(zmq, ZMQ_PUB);
-    (void)state;
     free_port(indexer_port);
     free_port(engine);
     snprintf(endpoint, sizeof endpoint, "tcp://127.0.0.1:%s", engine);

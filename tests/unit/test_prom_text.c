@@ -24,11 +24,10 @@ static int parse(const char *line, struct kvr_prom_sample *out)
     return kvr_prom_line(line, strlen(line), out);
 }
 
-static void lines_that_are_samples(void **state)
+static void lines_that_are_samples(void **)
 {
     struct kvr_prom_sample s;
     uint64_t rank;
-    (void)state;
     assert_int_equal(parse("up 1", &s), 1);
     assert_true(kvr_prom_is(s.name, "up") && s.value == 1 && s.labels_n == 0);
     assert_int_equal(parse("vllm:num_requests_running{engine=\"3\",model_name=\"a b\"} 4.0\r", &s), 1);
@@ -44,14 +43,13 @@ static void lines_that_are_samples(void **state)
     assert_true(parse("a{} 7", &s) == 1 && s.labels_n == 0);
 }
 
-static void lines_that_are_none(void **state)
+static void lines_that_are_none(void **)
 {
     static const char *const bad[] = {"a",        "1a 1",          "a b",         "a{ 1",      "a{b} 1", "a{b=\"c} 1", "a{b=\"c\\\"} 1",
                                       "a{b=c} 1", "a{b:c=\"\"} 1", "a 0x10",      "a 1 2 3",   "a inf",  "a 1e",       "a{b=\"\"c=\"\"} 1",
                                       "a{,} 1",   "a \"1\"",       "{a=\"b\"} 1", "a 1 later", "\xff 1", "a{b=\"c\"}"};
     struct kvr_prom_sample s;
     char many[2000] = "a{", line[80];
-    (void)state;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) assert_int_equal(parse(bad[i], &s), -KVR_EFORMAT);
     assert_int_equal(parse("", &s), 0);
     assert_int_equal(parse("   ", &s), 0);
@@ -64,10 +62,9 @@ static void lines_that_are_none(void **state)
     assert_int_equal(parse(many, &s), -KVR_EFORMAT);
 }
 
-static void pieces_of_any_size_are_the_same(void **state)
+static void pieces_of_any_size_are_the_same(void **)
 {
     static const char text[] = "# TYPE a gauge\na{b=\"1\"} 1\n\na{b=\"2\"} 2\nbroken\nb 3";
-    (void)state;
     for (size_t step = 1; step < sizeof text; step++) {
         struct seen k = {0};
         static struct kvr_prom_reader r;
@@ -80,12 +77,11 @@ static void pieces_of_any_size_are_the_same(void **state)
     }
 }
 
-static void an_endless_line_is_passed_over_and_counted(void **state)
+static void an_endless_line_is_passed_over_and_counted(void **)
 {
     static char block[1000];
     static struct kvr_prom_reader r;
     struct seen k = {0};
-    (void)state;
     r = (struct kvr_prom_reader){.fn = on_sample, .ctx = &k};
     memset(block, 'a', sizeof block);
     for (int i = 0; i < 10000; i++) kvr_prom_feed(&r, block, sizeof block);
@@ -94,10 +90,9 @@ static void an_endless_line_is_passed_over_and_counted(void **state)
     assert_true(r.malformed == 1 && k.n == 1);
 }
 
-static void a_value_written_is_the_value_read(void **state)
+static void a_value_written_is_the_value_read(void **)
 {
     static const char *const values[] = {"", "plain", "a\"b\\c\nd", "\\n", "\\", "\"", "{},= #"};
-    (void)state;
     for (size_t i = 0; i < sizeof values / sizeof *values; i++) {
         struct kvr_buf b = {0};
         struct kvr_prom_page page = {.out = &b};
@@ -114,12 +109,11 @@ static void a_value_written_is_the_value_read(void **state)
     }
 }
 
-static void a_page_is_families_of_samples(void **state)
+static void a_page_is_families_of_samples(void **)
 {
     struct kvr_buf b = {0};
     struct kvr_prom_page page = {.out = &b};
     struct kvr_histogram h = {0};
-    (void)state;
     kvr_prom_one_u64(&page, "kvroute_", "a_total", "counter", "One\nof \\ \"many\"", UINT64_MAX);
     kvr_prom_family(&page, "kvroute_", "b", "gauge", "B");
     kvr_prom_put_double(&page, KVR_PROM_PAIRS(KVR_PROM_RANK(UINT64_MAX, 0), KVR_PROM_TEXT("of", "x")), 0.1);

@@ -21,16 +21,13 @@ static struct kvr_policy plain(enum kvr_queue_policy order)
     return p;
 }
 
-static bool always(void *ctx, const struct kvr_queue_item *it)
+static bool always(void *, const struct kvr_queue_item *)
 {
-    (void)ctx;
-    (void)it;
     return true;
 }
 
-static bool if_ready(void *ctx, const struct kvr_queue_item *it)
+static bool if_ready(void *, const struct kvr_queue_item *it)
 {
-    (void)ctx;
     return ((const struct item *)(const void *)it)->ready;
 }
 
@@ -56,9 +53,8 @@ static int pop(struct kvr_queue *q, uint64_t now_s)
     return it ? it->id : -1;
 }
 
-static void fcfs_jump_of_50_beats_5_seconds_of_seniority(void **s)
+static void fcfs_jump_of_50_beats_5_seconds_of_seniority(void **)
 {
-    (void)s;
     struct kvr_policy p = plain(KVR_QUEUE_FCFS);
     struct kvr_queue *q = make(&p);
     struct item a, b, c;
@@ -72,9 +68,8 @@ static void fcfs_jump_of_50_beats_5_seconds_of_seniority(void **s)
     kvr_queue_destroy(q);
 }
 
-static void lcfs_is_the_reverse(void **s)
+static void lcfs_is_the_reverse(void **)
 {
-    (void)s;
     struct kvr_policy p = plain(KVR_QUEUE_LCFS);
     struct kvr_queue *q = make(&p);
     struct item a, b;
@@ -85,9 +80,8 @@ static void lcfs_is_the_reverse(void **s)
     kvr_queue_destroy(q);
 }
 
-static void strict_priority_beats_any_score_in_all_three(void **s)
+static void strict_priority_beats_any_score_in_all_three(void **)
 {
-    (void)s;
     for (int order = 0; order < 3; order++) {
         struct kvr_policy p = plain((enum kvr_queue_policy)order);
         struct kvr_queue *q = make(&p);
@@ -103,9 +97,8 @@ static void strict_priority_beats_any_score_in_all_three(void **s)
     }
 }
 
-static void wspt_prefers_short_and_counts_overlap(void **s)
+static void wspt_prefers_short_and_counts_overlap(void **)
 {
-    (void)s;
     struct kvr_policy p = plain(KVR_QUEUE_WSPT);
     struct kvr_queue *q = make(&p);
     struct item a, b, c, d;
@@ -120,9 +113,8 @@ static void wspt_prefers_short_and_counts_overlap(void **s)
     kvr_queue_destroy(q);
 }
 
-static void ageing_bounds_the_starvation_of_wspt(void **s)
+static void ageing_bounds_the_starvation_of_wspt(void **)
 {
-    (void)s;
     struct kvr_policy p = plain(KVR_QUEUE_WSPT);
     for (int aged = 0; aged < 2; aged++) {
         p.classes[0].ageing_ns = aged ? 10 * SECOND : 0;
@@ -164,9 +156,8 @@ static const char *class_of(struct kvr_queue *q, const char *name, uint64_t unca
     return kvr_queue_class_config(q, kvr_queue_class(q, name, name ? strlen(name) : 0, uncached))->name;
 }
 
-static void families_and_buckets_choose_classes(void **s)
+static void families_and_buckets_choose_classes(void **)
 {
-    (void)s;
     struct kvr_policy p = matrix();
     struct kvr_queue *q = make(&p);
     assert_string_equal(class_of(q, NULL, 999), "std-small");
@@ -179,9 +170,8 @@ static void families_and_buckets_choose_classes(void **s)
     kvr_queue_destroy(q);
 }
 
-static void policies_are_checked(void **s)
+static void policies_are_checked(void **)
 {
-    (void)s;
     char err[256];
     struct kvr_policy p = matrix();
     assert_int_equal(kvr_policy_check(&p, err, sizeof err), 0);
@@ -210,9 +200,8 @@ static void policies_are_checked(void **s)
     assert_int_equal(kvr_policy_check(&p, err, sizeof err), -KVR_EINVAL);
 }
 
-static void limits_are_typed_and_follow_the_fleet(void **s)
+static void limits_are_typed_and_follow_the_fleet(void **)
 {
-    (void)s;
     struct kvr_policy p = plain(KVR_QUEUE_FCFS);
     p.classes[0].requests_per_worker = 2;
     p.classes[0].raw_isl_per_worker = 1000;
@@ -242,9 +231,8 @@ static void limits_are_typed_and_follow_the_fleet(void **s)
     kvr_queue_destroy(q);
 }
 
-static void blocked_pins_block_nobody_else(void **s)
+static void blocked_pins_block_nobody_else(void **)
 {
-    (void)s;
     struct kvr_policy p = plain(KVR_QUEUE_FCFS);
     struct kvr_queue *q = make(&p);
     struct item it[3] = {{.q = {.pinned = true, .pin = {7, 0}}, .id = 0},
@@ -263,9 +251,8 @@ static void blocked_pins_block_nobody_else(void **s)
     kvr_queue_destroy(q);
 }
 
-static void a_blocked_head_blocks_the_rest_of_its_lane(void **s)
+static void a_blocked_head_blocks_the_rest_of_its_lane(void **)
 {
-    (void)s;
     struct kvr_policy p = plain(KVR_QUEUE_FCFS);
     struct kvr_queue *q = make(&p);
     struct item a, b;
@@ -279,9 +266,8 @@ static void a_blocked_head_blocks_the_rest_of_its_lane(void **s)
 }
 
 /* Tokens served by class are as the quanta while both have work. */
-static void deficit_round_robin_is_fair_by_tokens(void **s)
+static void deficit_round_robin_is_fair_by_tokens(void **)
 {
-    (void)s;
     struct kvr_policy p = {.default_family = "a", .classes_n = 2};
     for (int i = 0; i < 2; i++) {
         kvr_class_config_init(&p.classes[i]);
@@ -308,9 +294,8 @@ static void deficit_round_robin_is_fair_by_tokens(void **s)
     kvr_queue_destroy(q);
 }
 
-static void tiny_quanta_still_serve(void **s)
+static void tiny_quanta_still_serve(void **)
 {
-    (void)s;
     struct kvr_policy p = plain(KVR_QUEUE_FCFS);
     p.classes[0].quantum = 1e-3;
     struct kvr_queue *q = make(&p);
@@ -321,9 +306,8 @@ static void tiny_quanta_still_serve(void **s)
 }
 
 /* One class, fcfs, pins and removals in the middle, against a list that is searched. */
-static void random_operations_equal_a_list(void **s)
+static void random_operations_equal_a_list(void **)
 {
-    (void)s;
     enum { N = 200 };
     static struct item it[N];
     struct kvr_policy p = plain(KVR_QUEUE_FCFS);
@@ -391,9 +375,8 @@ static void push_of(struct kvr_queue *q, struct item *it, int id, uint64_t tenan
     assert_int_equal(kvr_queue_push(q, 0, 1, &it->q, &r), 0);
 }
 
-static void a_tenant_does_not_wait_behind_the_burst_of_another(void **s)
+static void a_tenant_does_not_wait_behind_the_burst_of_another(void **)
 {
-    (void)s;
     static struct item flood[1000], late[2];
     struct kvr_policy p = plain(KVR_QUEUE_FCFS);
     struct kvr_queue *q = make(&p);
@@ -410,9 +393,8 @@ static void a_tenant_does_not_wait_behind_the_burst_of_another(void **s)
     kvr_queue_destroy(q);
 }
 
-static void tenants_share_tokens_by_their_weights(void **s)
+static void tenants_share_tokens_by_their_weights(void **)
 {
-    (void)s;
     static struct item it[3][3000];
     static const double weight[3] = {1, 3, 0.5};
     static const uint64_t isl[3] = {100, 1000, 10};
@@ -432,9 +414,8 @@ static void tenants_share_tokens_by_their_weights(void **s)
     kvr_queue_destroy(q);
 }
 
-static void one_large_request_at_a_time_is_no_way_around(void **s)
+static void one_large_request_at_a_time_is_no_way_around(void **)
 {
-    (void)s;
     static struct item small[4000], large;
     struct kvr_policy p = plain(KVR_QUEUE_FCFS);
     struct kvr_queue *q = make(&p);
@@ -451,9 +432,8 @@ static void one_large_request_at_a_time_is_no_way_around(void **s)
     kvr_queue_destroy(q);
 }
 
-static void being_silent_saves_nothing_up(void **s)
+static void being_silent_saves_nothing_up(void **)
 {
-    (void)s;
     static struct item a[1000], b[1000];
     struct kvr_policy p = plain(KVR_QUEUE_FCFS);
     struct kvr_queue *q = make(&p);
@@ -467,9 +447,8 @@ static void being_silent_saves_nothing_up(void **s)
 }
 
 /* Two tokens with a long answer keep an engine longer than 200 with none. */
-static void short_prompts_with_long_answers_are_not_free(void **s)
+static void short_prompts_with_long_answers_are_not_free(void **)
 {
-    (void)s;
     enum { N = 120 };
     static struct item cheap[N], own[3];
     struct kvr_policy p = plain(KVR_QUEUE_FCFS);
@@ -489,9 +468,8 @@ static void short_prompts_with_long_answers_are_not_free(void **s)
     kvr_queue_destroy(q);
 }
 
-static void a_tenant_that_cannot_go_holds_up_nobody_and_is_not_given_what_it_missed(void **s)
+static void a_tenant_that_cannot_go_holds_up_nobody_and_is_not_given_what_it_missed(void **)
 {
-    (void)s;
     static struct item a[100], b[1000];
     struct kvr_policy p = plain(KVR_QUEUE_FCFS);
     struct kvr_queue *q = make(&p);
@@ -508,9 +486,8 @@ static void a_tenant_that_cannot_go_holds_up_nobody_and_is_not_given_what_it_mis
     kvr_queue_destroy(q);
 }
 
-static void priorities_raise_nobody_above_another_tenant(void **s)
+static void priorities_raise_nobody_above_another_tenant(void **)
 {
-    (void)s;
     struct item a, b[20];
     struct kvr_policy p = plain(KVR_QUEUE_FCFS);
     struct kvr_rejection r;
@@ -525,9 +502,8 @@ static void priorities_raise_nobody_above_another_tenant(void **s)
     kvr_queue_destroy(q);
 }
 
-static void tenants_are_bounded_and_forgotten(void **s)
+static void tenants_are_bounded_and_forgotten(void **)
 {
-    (void)s;
     enum { N = KVR_TENANTS_MAX + 100 };
     static struct item it[N];
     struct kvr_policy p = plain(KVR_QUEUE_FCFS);
@@ -613,9 +589,8 @@ static bool naive_waits(const struct item *it, int n, uint64_t tenant, bool any)
     return false;
 }
 
-static void random_operations_of_tenants_equal_a_list(void **s)
+static void random_operations_of_tenants_equal_a_list(void **)
 {
-    (void)s;
     enum { N = 60 };
     static const double weights[8] = {1, 1, 2, 0.25, 1, 3, 1, 1};
     static struct item it[N];
@@ -690,15 +665,13 @@ static struct kvr_policy two_classes(const char *first, const char *second)
 }
 
 /* Odd ones into the second class. */
-static size_t by_id(void *ctx, const struct kvr_queue *next, const struct kvr_queue_item *it)
+static size_t by_id(void *, const struct kvr_queue *next, const struct kvr_queue_item *it)
 {
-    (void)ctx;
     return kvr_queue_classes(next) > 1 && ((const struct item *)(const void *)it)->id % 2;
 }
 
-static void what_waits_goes_on_waiting_in_its_new_class_in_the_order_it_came(void **s)
+static void what_waits_goes_on_waiting_in_its_new_class_in_the_order_it_came(void **)
 {
-    (void)s;
     struct kvr_policy p = plain(KVR_QUEUE_LCFS), next = two_classes("default", "odd");
     struct kvr_queue *q = make(&p);
     struct item items[6], pinned;
@@ -732,9 +705,8 @@ static void what_waits_goes_on_waiting_in_its_new_class_in_the_order_it_came(voi
     kvr_queue_destroy(q);
 }
 
-static void classes_that_are_refused_or_for_which_there_is_no_memory_change_nothing(void **s)
+static void classes_that_are_refused_or_for_which_there_is_no_memory_change_nothing(void **)
 {
-    (void)s;
     struct failing_alloc fa = {.fail_at = -1};
     struct kvr_alloc alloc = {failing_resize, &fa};
     struct kvr_policy p = plain(KVR_QUEUE_FCFS), next = two_classes("a", "b"), bad = two_classes("a", "a");

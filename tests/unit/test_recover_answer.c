@@ -35,9 +35,8 @@ static void expect(const char *text, enum kvr_recover_kind kind, size_t events, 
     }
 }
 
-static void every_variant_in_both_shapes(void **state)
+static void every_variant_in_both_shapes(void **)
 {
-    (void)state;
     expect("{\"Events\":{\"events\":[" STORED(3) "," REMOVED(4) "," CLEARED(4) "],\"last_event_id\":4}}", KVR_RECOVER_EVENTS, 3, 4);
     expect("{\"Events\":[" STORED(3) ", " REMOVED(9) "]}", KVR_RECOVER_EVENTS, 2, 9);
     expect(" { \"Events\" : [ ] } ", KVR_RECOVER_EVENTS, 0, 0);
@@ -50,10 +49,9 @@ static void every_variant_in_both_shapes(void **state)
     expect("{\"SomethingLater\":{\"x\":[1,2]}}", KVR_RECOVER_UNKNOWN, 0, 0); /* the set is open */
 }
 
-static void what_an_answer_says(void **state)
+static void what_an_answer_says(void **)
 {
     struct kvr_recover_reader r;
-    (void)state;
     assert_int_equal(read_text(&r, "{\"TreeDump\":{\"epoch\":5,\"events\":[" STORED(0) "],\"last_event_id\":6,\"end_event_id\":8}}", 10),
                      0);
     const struct kvr_event *e = kvr__event_list_events(&r.answer.events);
@@ -69,7 +67,7 @@ static void what_an_answer_says(void **state)
     kvr_recover_reader_free(&r);
 }
 
-static void what_is_refused(void **state)
+static void what_is_refused(void **)
 {
     static const char *const bad[] = {
         "",
@@ -99,7 +97,6 @@ static void what_is_refused(void **state)
         "{\"Events\":[]} 5",
         "{\"Events\":[{\"worker_id\":1,\"residency_domain\":\"cache_owner\",\"event\":{\"event_id\":1,\"data\":\"cleared\"}}]}",
     };
-    (void)state;
     for (size_t i = 0; i < KVR_ARRAY_LEN(bad); i++) {
         struct kvr_recover_reader r;
         if (read_text(&r, bad[i], strlen(bad[i]) / 2) == 0) fail_msg("taken: %s", bad[i]);
@@ -130,7 +127,7 @@ static void keep(void *ctx, const struct kvr_event *ev)
 }
 
 /* What is written is read as the same blocks with the same hashes. */
-static void written_batches_are_read_the_same(void **state)
+static void written_batches_are_read_the_same(void **)
 {
     struct kvr_engine_batch b;
     struct kvr_engine_stream s;
@@ -152,7 +149,6 @@ static void written_batches_are_read_the_same(void **state)
                                  .mm_hashes = objects};
     struct kvr_event ev = {
         .kind = KVR_EVENT_STORED, .tier = KVR_TIER_DISK, .has_parent = true, .parent_hash = 5, .blocks = blocks, .blocks_n = 2};
-    (void)state;
     kvr_engine_encode(&event, &ev, &w);
     kvr_engine_encode_batch(&out, 1.5, &event, 1, 3);
     kvr_engine_batch_init(&b);

@@ -259,18 +259,9 @@ static void on_request(struct kvr_http_conn *c, void *ctx)
     kvr_buf_free(&b);
 }
 
-static void ignore(struct kvr_http_conn *c, void *ctx)
-{
-    (void)c;
-    (void)ctx;
-}
+static void ignore(struct kvr_http_conn *, void *) {}
 
-static void no_body(struct kvr_buf *b, int status, const char *message)
-{
-    (void)b;
-    (void)status;
-    (void)message;
-}
+static void no_body(struct kvr_buf *, int, const char *) {}
 
 static void on_stop(uv_async_t *a)
 {
@@ -320,16 +311,13 @@ struct consumer {
     _Atomic unsigned partial;                     /* times that its view became one that lacks something */
 };
 
-static int on_event(void *ctx, void *user, const struct kvr_event *ev, const struct kvr_ingest_origin *origin)
+static int on_event(void *, void *user, const struct kvr_event *ev, const struct kvr_ingest_origin *)
 {
-    (void)ctx;
-    (void)origin;
     return kvr_index_apply(user, ev);
 }
 
-static void on_reset(void *ctx, void *user, struct kvr_worker w)
+static void on_reset(void *, void *user, struct kvr_worker w)
 {
-    (void)ctx;
     kvr_index_remove_rank(user, w);
 }
 
@@ -459,10 +447,9 @@ static void run_seed(uint64_t seed, uint64_t events)
     pthread_mutex_destroy(&e.lock);
 }
 
-static void a_consumer_that_loses_things_ends_right(void **state)
+static void a_consumer_that_loses_things_ends_right(void **)
 {
     uint64_t seed = env_u64("KVR_SEED", 1), events = env_u64("KVR_OPS", SEEDS * EVENTS) / SEEDS;
-    (void)state;
     for (uint64_t i = 0; i < SEEDS; i++) run_seed(seed + i, events);
 }
 

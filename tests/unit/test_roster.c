@@ -195,9 +195,8 @@ static void any_table_gives_what_a_look_at_every_worker_gives(void **state)
     }
 }
 
-static void more_models_than_there_is_room_for_are_counted_and_served(void **state)
+static void more_models_than_there_is_room_for_are_counted_and_served(void **)
 {
-    (void)state;
     char name[32];
     options.model = NULL;
     struct workers *s = new_workers();
@@ -212,9 +211,8 @@ static void more_models_than_there_is_room_for_are_counted_and_served(void **sta
     end(s);
 }
 
-static void a_worker_lives_as_long_as_a_row_that_has_it(void **state)
+static void a_worker_lives_as_long_as_a_row_that_has_it(void **)
 {
-    (void)state;
     options.model = m1;
     struct workers *s = new_workers();
     struct worker *w = add(s, 7);

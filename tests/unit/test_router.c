@@ -143,13 +143,12 @@ static void a_result_says_each_tier_apart(void **s)
 }
 
 /* What was sent there a moment ago will be on the device: it is not also to be read from the tier that has it. */
-static void what_is_predicted_on_the_device_is_not_read_too(void **s)
+static void what_is_predicted_on_the_device_is_not_read_too(void **)
 {
     struct kvr_router_config c;
     struct kvr_index *predicted;
     struct kvr_router_result res;
     struct kvr_router_request rq = request(NULL);
-    (void)s;
     kvr_router_config_init(&c);
     c.cost.kind = KVR_COST_LINEAR;
     assert_int_equal(kvr_index_create(NULL, &predicted), 0);
@@ -491,11 +490,8 @@ static void direct_serves_only_pins(void **s)
     assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &rq, &res), 0);
 }
 
-static size_t last_one(void *ctx, const struct kvr_candidate *c, const struct kvr_cost *costs, size_t n)
+static size_t last_one(void *, const struct kvr_candidate *, const struct kvr_cost *, size_t n)
 {
-    (void)ctx;
-    (void)c;
-    (void)costs;
     return n - 1;
 }
 
@@ -582,9 +578,8 @@ static void credit_zero_works_without_an_index(void **s)
     kvr_router_remove_worker(f->r, 1);
 }
 
-static void bad_configurations_are_named(void **s)
+static void bad_configurations_are_named(void **)
 {
-    (void)s;
     struct kvr_router *r;
     struct kvr_router_config c;
     const char *field = NULL;
@@ -600,13 +595,12 @@ static void bad_configurations_are_named(void **s)
     assert_string_equal(field, "temperature");
 }
 
-static void serving_and_asking_exclude_each_other(void **s)
+static void serving_and_asking_exclude_each_other(void **)
 {
     struct kvr_router *r;
     struct kvr_router_config c;
     struct kvr_index *ix;
     const char *field = NULL;
-    (void)s;
     assert_int_equal(kvr_index_create(NULL, &ix), 0);
     kvr_router_config_init(&c);
     c.index = ix;
@@ -630,12 +624,11 @@ static void serving_and_asking_exclude_each_other(void **s)
     kvr_index_destroy(ix);
 }
 
-static void overlaps_from_elsewhere_count(void **s)
+static void overlaps_from_elsewhere_count(void **)
 {
     struct fixture f = {0};
     struct kvr_router_config c;
     struct kvr_router_result res;
-    (void)s;
     kvr_router_config_init(&c);
     c.remote_index = true;
     c.block_size = 4;
@@ -758,9 +751,8 @@ static void stale_bookings_expire_on_request(void **s)
 }
 
 /* Equal fleets, registered in another order, choose alike: ties and softmax draw over (worker, rank), not over places. */
-static void picks_do_not_depend_on_the_order_of_registration(void **s)
+static void picks_do_not_depend_on_the_order_of_registration(void **)
 {
-    (void)s;
     for (int hot = 0; hot < 2; hot++) {
         struct kvr_router *r[2];
         struct kvr_router_ctx *ctx[2];
@@ -836,9 +828,8 @@ static void each_override_can_flip_the_choice(void **s)
     assert_in_range(second, 60, 140);
 }
 
-static void block_size_one_with_repeated_tokens(void **s)
+static void block_size_one_with_repeated_tokens(void **)
 {
-    (void)s;
     struct kvr_router *r;
     struct kvr_router_ctx *ctx;
     struct kvr_router_config c;
@@ -952,9 +943,8 @@ static int setup_queue(void **s)
     return setup_with(s, c, true);
 }
 
-static void note_turn(struct kvr_ticket *t, int rc, const struct kvr_router_result *result, const struct kvr_router_ctx *ctx)
+static void note_turn(struct kvr_ticket *t, int rc, const struct kvr_router_result *result, const struct kvr_router_ctx *)
 {
-    (void)ctx;
     *(uint64_t *)t->user = rc ? 0 : result->worker.worker_id;
 }
 

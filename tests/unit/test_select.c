@@ -22,9 +22,8 @@ static double cost_of(const struct kvr_cost_config *cfg, uint32_t bs, uint64_t i
     return out.cost;
 }
 
-static void cached_tokens_above_the_prompt(void **s)
+static void cached_tokens_above_the_prompt(void **)
 {
-    (void)s;
     struct kvr_cost_config c = defaults();
     c.prefill_load_scale = 2;
     struct kvr_candidate k = {.device_blocks = 6, .decode_blocks = 5, .active_prefill_tokens = 16};
@@ -33,9 +32,8 @@ static void cached_tokens_above_the_prompt(void **s)
     assert_true(cost_of(&c, 16, 64, k) == 5.0);
 }
 
-static void request_weight(void **s)
+static void request_weight(void **)
 {
-    (void)s;
     struct kvr_cost_config c = defaults();
     c.request_weight = 32;
     c.track_prefill_tokens = false;
@@ -44,9 +42,8 @@ static void request_weight(void **s)
 }
 
 /* What `kvroute serve` says of options (cli/serve_effects.c): these have no effect on the delay, and these have one. */
-static void weights_without_effect_on_the_delay(void **s)
+static void weights_without_effect_on_the_delay(void **)
 {
-    (void)s;
     static const struct kvr_delay_model model = {.ttft = {.token_ms = 0.1, .base_ms = 3, .share = {0, 0.2, 0.5, 0.3}},
                                                  .generation = {.block_ms = 0.01, .tokens = 100},
                                                  .output_tokens = -1};
@@ -75,17 +72,15 @@ static void weights_without_effect_on_the_delay(void **s)
     }
 }
 
-static void documented_example_picks_the_second(void **s)
+static void documented_example_picks_the_second(void **)
 {
-    (void)s;
     struct kvr_cost costs[3] = {{.cost = 18}, {.cost = 10}, {.cost = 11}};
     uint64_t rng = 1;
     assert_int_equal(kvr_pick(costs, 3, 0, &rng), 1);
 }
 
-static void credit_reduces_prefill(void **s)
+static void credit_reduces_prefill(void **)
 {
-    (void)s;
     struct kvr_cost_config c = defaults();
     struct kvr_candidate cold = {0}, warm = {.device_blocks = 6};
     assert_true(cost_of(&c, 16, 160, cold) == 10.0);
@@ -96,18 +91,16 @@ static void credit_reduces_prefill(void **s)
     assert_true(cost_of(&c, 16, 160, warm) == 0.0); /* never negative */
 }
 
-static void scale_applies_after_credits_and_before_decode(void **s)
+static void scale_applies_after_credits_and_before_decode(void **)
 {
-    (void)s;
     struct kvr_cost_config c = defaults();
     c.prefill_load_scale = 3;
     struct kvr_candidate k = {.device_blocks = 6, .decode_blocks = 7};
     assert_true(cost_of(&c, 16, 160, k) == 3 * 4.0 + 7);
 }
 
-static void lower_tiers_have_their_weights(void **s)
+static void lower_tiers_have_their_weights(void **)
 {
-    (void)s;
     struct kvr_cost_config c = defaults();
     struct kvr_candidate k = {.device_blocks = 2, .host_blocks = 4, .disk_blocks = 4};
     struct kvr_cost out;
@@ -117,9 +110,8 @@ static void lower_tiers_have_their_weights(void **s)
     assert_true(out.cost == 20 - 6.0);
 }
 
-static void decay_halves_the_credit_at_one_request_of_excess(void **s)
+static void decay_halves_the_credit_at_one_request_of_excess(void **)
 {
-    (void)s;
     struct kvr_cost_config c = defaults();
     c.credit_decay = 1;
     struct kvr_candidate k[2] = {{.device_blocks = 10, .active_prefill_tokens = 160}, {.active_prefill_tokens = 0}};
@@ -129,9 +121,8 @@ static void decay_halves_the_credit_at_one_request_of_excess(void **s)
     assert_true(out[1].cost == 10.0); /* a cold idle worker wins now */
 }
 
-static void ties_spread_and_are_seeded(void **s)
+static void ties_spread_and_are_seeded(void **)
 {
-    (void)s;
     struct kvr_cost costs[4] = {{.cost = 5}, {.cost = 5}, {.cost = 9}, {.cost = 5}};
     int seen[4] = {0};
     uint64_t a = 42, b = 42;
@@ -145,9 +136,8 @@ static void ties_spread_and_are_seeded(void **s)
         if (i != 2) assert_in_range(seen[i], 850, 1150);
 }
 
-static void softmax_prefers_cheap_and_reaches_all(void **s)
+static void softmax_prefers_cheap_and_reaches_all(void **)
 {
-    (void)s;
     struct kvr_cost costs[3] = {{.cost = 0}, {.cost = 5}, {.cost = 10}};
     int seen[3] = {0};
     uint64_t rng = 1;
@@ -157,9 +147,8 @@ static void softmax_prefers_cheap_and_reaches_all(void **s)
     assert_true(seen[0] > seen[1] && seen[1] > seen[2]);
 }
 
-static void softmax_of_equal_costs_is_uniform(void **s)
+static void softmax_of_equal_costs_is_uniform(void **)
 {
-    (void)s;
     struct kvr_cost costs[4] = {{.cost = 3}, {.cost = 3}, {.cost = 3}, {.cost = 3}};
     int seen[4] = {0};
     uint64_t rng = 9;
@@ -167,9 +156,8 @@ static void softmax_of_equal_costs_is_uniform(void **s)
     for (int i = 0; i < 4; i++) assert_in_range(seen[i], 850, 1150);
 }
 
-static void softmax_orders_extreme_costs(void **s)
+static void softmax_orders_extreme_costs(void **)
 {
-    (void)s;
     struct kvr_cost costs[2] = {{.cost = DBL_MAX}, {.cost = -DBL_MAX}};
     int seen[2] = {0};
     uint64_t rng = 3;
@@ -177,9 +165,8 @@ static void softmax_orders_extreme_costs(void **s)
     assert_true(seen[1] > 2 * seen[0] && seen[0] > 0);
 }
 
-static void low_temperature_is_nearly_greedy(void **s)
+static void low_temperature_is_nearly_greedy(void **)
 {
-    (void)s;
     struct kvr_cost costs[2] = {{.cost = 1}, {.cost = 2}};
     uint64_t rng = 3;
     int other = 0;
@@ -187,9 +174,8 @@ static void low_temperature_is_nearly_greedy(void **s)
     assert_int_equal(other, 0);
 }
 
-static void ranges_are_checked(void **s)
+static void ranges_are_checked(void **)
 {
-    (void)s;
     const char *field = NULL;
     struct kvr_cost_config c = defaults();
     assert_int_equal(kvr_cost_config_check(&c, &field), 0);
@@ -208,9 +194,8 @@ static void ranges_are_checked(void **s)
     assert_int_equal(kvr_cost_config_check(&c, &field), -KVR_EINVAL);
 }
 
-static void overrides_have_their_ranges(void **s)
+static void overrides_have_their_ranges(void **)
 {
-    (void)s;
     const char *field = NULL;
     struct kvr_cost_config c = defaults();
     struct kvr_override o = {
@@ -222,9 +207,8 @@ static void overrides_have_their_ranges(void **s)
     assert_string_equal(field, "shared_multiplier");
 }
 
-static void shared_hits_lower_the_cost(void **s)
+static void shared_hits_lower_the_cost(void **)
 {
-    (void)s;
     struct kvr_cost_config c = defaults();
     struct kvr_candidate k = {.device_blocks = 2, .shared_blocks = 4};
     assert_true(cost_of(&c, 16, 160, k) == 8.0); /* multiplier 0: as if there were none */
@@ -233,9 +217,8 @@ static void shared_hits_lower_the_cost(void **s)
 }
 
 /* Prefill not tracked, role decode: 10 - 3 = 7. */
-static void the_decode_role_credits_overlap_against_decode(void **s)
+static void the_decode_role_credits_overlap_against_decode(void **)
 {
-    (void)s;
     struct kvr_cost_config c = defaults();
     struct kvr_candidate k = {.device_blocks = 3, .decode_blocks = 10};
     c.track_prefill_tokens = false;
@@ -248,9 +231,8 @@ static void the_decode_role_credits_overlap_against_decode(void **s)
     assert_true(cost_of(&c, 16, 160, k) == 10.0);
 }
 
-static void one_request_can_be_a_decode_leg(void **s)
+static void one_request_can_be_a_decode_leg(void **)
 {
-    (void)s;
     const char *field;
     struct kvr_cost_config c = defaults();
     struct kvr_candidate k = {.device_blocks = 3, .decode_blocks = 10};
@@ -262,9 +244,8 @@ static void one_request_can_be_a_decode_leg(void **s)
     assert_true(cost_of(&c, 16, 160, k) == 10.0);
 }
 
-static void documented_costs(void **s)
+static void documented_costs(void **)
 {
-    (void)s;
     struct kvr_cost_config c = defaults();
     /* prefill 10 - overlap + decode: (2, 10), (5, 5), (8, 9) */
     struct kvr_candidate k[3] = {
@@ -274,9 +255,8 @@ static void documented_costs(void **s)
     assert_true(out[0].cost == 18 && out[1].cost == 10 && out[2].cost == 11);
 }
 
-static void a_credit_above_one_prefers_a_loaded_warm_worker(void **s)
+static void a_credit_above_one_prefers_a_loaded_warm_worker(void **)
 {
-    (void)s;
     struct kvr_cost_config c = defaults();
     struct kvr_candidate k[2] = {{.device_blocks = 10, .active_prefill_tokens = 200}, {.active_prefill_tokens = 0}};
     struct kvr_cost out[2];
@@ -287,9 +267,8 @@ static void a_credit_above_one_prefers_a_loaded_warm_worker(void **s)
     assert_true(out[0].cost < out[1].cost);
 }
 
-static void preferred_taints_scale_costs(void **s)
+static void preferred_taints_scale_costs(void **)
 {
-    (void)s;
     struct kvr_cost_config c = defaults();
     c.track_prefill_tokens = false;
     struct kvr_candidate k = {.decode_blocks = 100, .taint_weight = 0.85};
@@ -312,9 +291,8 @@ static void candidates_of_the_example(struct kvr_candidate k[4], const struct kv
     k[2].active_requests = k[3].active_requests = 12; /* the mean is 12 */
 }
 
-static void the_delay_cost_adds_up(void **s)
+static void the_delay_cost_adds_up(void **)
 {
-    (void)s;
     struct kvr_delay_model m = {.ttft = {.base_ms = 16.5, .token_ms = 0.0152, .ahead_ms = 0.0152},
                                 .generation = {.block_ms = 0.02, .tokens = 24},
                                 .output_tokens = -1};
@@ -341,9 +319,8 @@ static void the_delay_cost_adds_up(void **s)
     assert_true(fabs(kvr_delay_of(&c, 16, 2560, k, 4, 1).first - (16.5 + 0.0152 * 2560)) < 1e-9); /* its own time stays what it is */
 }
 
-static void what_is_pending_is_as_good_as_held(void **s)
+static void what_is_pending_is_as_good_as_held(void **)
 {
-    (void)s;
     struct kvr_delay_model m = {.ttft = {.base_ms = 10, .token_ms = 0.1}};
     struct kvr_cost_config c;
     kvr_cost_config_init(&c);
@@ -359,9 +336,8 @@ static void what_is_pending_is_as_good_as_held(void **s)
     assert_true(cost_of(&c, 16, 160, k[1]) == nothing);
 }
 
-static void lower_tiers_and_factors_count_in_the_delay(void **s)
+static void lower_tiers_and_factors_count_in_the_delay(void **)
 {
-    (void)s;
     struct kvr_delay_model m = {.ttft = {.token_ms = 0.1}, .generation = {.block_ms = 0.01, .tokens = 100}, .output_tokens = -1};
     kvr_ttft_weigh_tiers(&m.ttft, 0.75, 0.25);
     struct kvr_cost_config c;
@@ -392,9 +368,8 @@ static void lower_tiers_and_factors_count_in_the_delay(void **s)
     assert_true(cost_of(&c, 16, 1600, k) == 0);
 }
 
-static void equals_take_turns(void **s)
+static void equals_take_turns(void **)
 {
-    (void)s;
     struct kvr_cost costs[3] = {{.cost = 100}, {.cost = 110}, {.cost = 105, .effective_blocks = 0}};
     struct kvr_candidate k[3] = {{.turn = 9}, {.turn = 3}, {.turn = 5}};
     costs[0].effective_blocks = 0;
@@ -405,13 +380,12 @@ static void equals_take_turns(void **s)
     assert_int_equal(kvr_pick_in_turn(k, costs, 3, 0.2), 0);
 }
 
-static void a_decode_leg_goes_to_the_calmest_whatever_is_held(void **state)
+static void a_decode_leg_goes_to_the_calmest_whatever_is_held(void **)
 {
     struct kvr_candidate k[3] = {{.decode_blocks = 20, .device_blocks = 50, .active_requests = 1, .turn = 1},
                                  {.decode_blocks = 10, .active_requests = 2, .turn = 2},
                                  {.decode_blocks = 10, .active_requests = 2, .turn = 3}};
     struct kvr_cost costs[3] = {{.cost = 1, .effective_blocks = 50}, {.cost = 1.05}, {.cost = 1.08}};
-    (void)state;
     assert_int_equal(kvr_pick_calmest(k, costs, 3, 0.1), 1);
     k[1].turn = 4;
     assert_int_equal(kvr_pick_calmest(k, costs, 3, 0.1), 2);
@@ -425,9 +399,8 @@ static double noise(struct kvr_rng *rng)
     return kvr_rng_unit(rng) - 0.5;
 }
 
-static void factors_tell_slow_workers_and_forget(void **s)
+static void factors_tell_slow_workers_and_forget(void **)
 {
-    (void)s;
     struct kvr_ttft_factor f;
     kvr_ttft_factor_init(&f);
     assert_true(f.value == 1);
@@ -452,9 +425,8 @@ static void factors_tell_slow_workers_and_forget(void **s)
 }
 
 /* Many lines fit requests that are all alike. The one that is kept must stay where it predicts other requests too. */
-static void alike_requests_do_not_make_the_line_wander(void **s)
+static void alike_requests_do_not_make_the_line_wander(void **)
 {
-    (void)s;
     struct kvr_ttft_model m;
     struct kvr_rng rng = {8};
     kvr_ttft_init(&m);
@@ -468,9 +440,8 @@ static void alike_requests_do_not_make_the_line_wander(void **s)
     assert_true(alike > 90 && alike < 200 && small <= alike && small >= 0);
 }
 
-static void models_learn_and_stay_robust(void **s)
+static void models_learn_and_stay_robust(void **)
 {
-    (void)s;
     struct kvr_ttft_model m;
     struct kvr_rng rng = {4};
     kvr_ttft_init(&m);
@@ -493,9 +464,8 @@ static void models_learn_and_stay_robust(void **s)
 }
 
 /* Small prompts to fast engines on a busy machine: longer ones are not slower. The worker that holds the prompt is chosen all the same. */
-static void times_that_are_noise_do_not_make_tokens_free(void **s)
+static void times_that_are_noise_do_not_make_tokens_free(void **)
 {
-    (void)s;
     struct kvr_ttft_model m;
     kvr_ttft_init(&m);
     for (int i = 0; i < 300; i++) kvr_ttft_observe(&m, 50 + 3 * (i % 100), 0, 0, 8 - 0.05 * (i % 100));
@@ -512,9 +482,8 @@ static void times_that_are_noise_do_not_make_tokens_free(void **s)
 }
 
 /* Waiting tokens and own ones come together: the price of a token stays that of calm requests. */
-static void prompts_that_queue_do_not_make_tokens_cheap(void **s)
+static void prompts_that_queue_do_not_make_tokens_cheap(void **)
 {
-    (void)s;
     struct kvr_ttft_model m;
     struct kvr_rng rng = {5};
     kvr_ttft_init(&m);
@@ -526,9 +495,8 @@ static void prompts_that_queue_do_not_make_tokens_cheap(void **s)
 }
 
 /* A fleet that is always behind has no calm requests: those least behind teach it the price all the same. */
-static void a_fleet_that_is_always_behind_learns(void **s)
+static void a_fleet_that_is_always_behind_learns(void **)
 {
-    (void)s;
     struct kvr_ttft_model m;
     struct kvr_rng rng = {6};
     kvr_ttft_init(&m);
@@ -540,9 +508,8 @@ static void a_fleet_that_is_always_behind_learns(void **s)
     assert_true(m.token_ms > 0.0075 && m.token_ms < 0.03 && m.ahead_ms > 0.006 && m.ahead_ms <= m.token_ms);
 }
 
-static void generation_is_learnt_by_the_blocks_in_use(void **s)
+static void generation_is_learnt_by_the_blocks_in_use(void **)
 {
-    (void)s;
     struct kvr_generation_model g;
     struct kvr_rng rng = {7};
     kvr_generation_init(&g);
@@ -573,9 +540,8 @@ static void observe_reads(struct kvr_ttft_model *m, struct kvr_rng *rng, int n, 
 
 /* Reading takes a tenth of computing: that is learned, and then what the host has is worth more than by its weight. Where reading takes
  * longer than computing the tier is worth nothing. */
-static void what_reading_takes_is_learned(void **state)
+static void what_reading_takes_is_learned(void **)
 {
-    (void)state;
     struct kvr_delay_model m = {.output_tokens = -1};
     struct kvr_rng rng = {9};
     struct kvr_candidate k[2] = {{.worker = {1, 0}, .host_blocks = 100, .model = &m, .factor = 1},

@@ -50,9 +50,8 @@ static void check_scene_repeats(const struct sim_scene *from, const struct sim_p
     assert_true(a.v[SIM_ITL_P50] > 0 && a.v[SIM_ITL_P99] >= a.v[SIM_ITL_P50] && a.v[SIM_GOODPUT] > 0);
 }
 
-static void every_scene_and_every_policy_runs_and_repeats(void **st)
+static void every_scene_and_every_policy_runs_and_repeats(void **)
 {
-    (void)st;
     for (size_t i = 0; i < sim_scenes_n; i++) check_scene_repeats(&sim_scenes[i], sim_policy_at(i % sim_policies_n));
     for (size_t i = 0; i < sim_leg_scenes_n; i++) check_scene_repeats(&sim_leg_scenes[i], sim_treatment_at(i % sim_treatments_n));
     for (size_t i = 0; i < sim_ablations_n; i++) assert_ptr_equal(policy(sim_policy_name(sim_ablation_at(i))), sim_ablation_at(i));
@@ -104,9 +103,8 @@ static size_t check_scene(const struct claim *claims, size_t n)
 /* As in front of real processes: trees beat `linear` where conversations outgrow caches and where siblings come at once, and lose where
  * nothing is shared; of the trees, the one that spills early computes siblings more than once. The default is nowhere far from the best,
  * and far ahead where others fail. */
-static void policies_keep_their_ranks(void **st)
+static void policies_keep_their_ranks(void **)
 {
-    (void)st;
     static const struct claim claims[] = {
         {"conv60", "linear", "round-robin", SIM_TTFT_MEAN, 0, 0.6},
         {"conv60", "sglang-router", "linear", SIM_TTFT_MEAN, 0, 0.9},
@@ -139,9 +137,8 @@ static void policies_keep_their_ranks(void **st)
 }
 
 /* The hook that leaves a part out changes nothing but that, and what is left out is missed where it was made for. */
-static void parts_of_the_default_are_missed(void **st)
+static void parts_of_the_default_are_missed(void **)
 {
-    (void)st;
     static const struct claim claims[] = {
         {"hot120", "auto-without-copies", "auto", SIM_TTFT_MEAN, 1.5, 20},
         {"sib48", "auto-without-pending", "auto", SIM_TTFT_P99, 1.3, 20},
@@ -155,9 +152,8 @@ static void parts_of_the_default_are_missed(void **st)
 
 /* Two legs win where prompts are long and answers must flow, and lose where prefill workers are few or prompts cached; the rule is near the
  * better of the two everywhere. */
-static void two_legs_win_and_lose_and_the_rule_follows(void **st)
+static void two_legs_win_and_lose_and_the_rule_follows(void **)
 {
-    (void)st;
     static const struct claim claims[] = {
         {"flowing", "two-legs", "one-leg", SIM_GOODPUT, 1.5, 9},         {"flowing", "two-legs", "one-leg", SIM_ITL_P99, 0, 0.5},
         {"flowing", "least_delay", "two-legs", SIM_GOODPUT, 0.95, 2},    {"few-prefill", "two-legs", "one-leg", SIM_GOODPUT, 0, 0.5},
@@ -168,9 +164,8 @@ static void two_legs_win_and_lose_and_the_rule_follows(void **st)
 }
 
 /* One after the other, so that nobody waits: what is slower is the transfer. */
-static void a_transfer_takes_what_its_bytes_take(void **st)
+static void a_transfer_takes_what_its_bytes_take(void **)
 {
-    (void)st;
     struct sim_config c = scene("long-even");
     c.policy = policy("two-legs");
     c.traffic.rate = 0.2;
@@ -187,9 +182,8 @@ static void a_transfer_takes_what_its_bytes_take(void **st)
 }
 
 /* Prompts fill the caches of both, and what is held and what is awaited must never wait for each other. */
-static void two_legs_end_in_caches_that_are_too_small(void **st)
+static void two_legs_end_in_caches_that_are_too_small(void **)
 {
-    (void)st;
     for (size_t i = 0; i < sim_treatments_n; i++) {
         struct sim_config c = scene("long-prompts");
         c.policy = sim_treatment_at(i);
@@ -203,9 +197,8 @@ static void two_legs_end_in_caches_that_are_too_small(void **st)
     }
 }
 
-static void nobody_is_forgotten(void **st)
+static void nobody_is_forgotten(void **)
 {
-    (void)st;
     static const char *const names[] = {"uniform30", "conv60", "hot55", "tail50"};
     for (size_t i = 0; i < KVR_ARRAY_LEN(names); i++) {
         struct sim_config c = scene(names[i]);
@@ -215,9 +208,8 @@ static void nobody_is_forgotten(void **st)
     }
 }
 
-static void what_is_computed_where_is_what_the_engines_say(void **st)
+static void what_is_computed_where_is_what_the_engines_say(void **)
 {
-    (void)st;
     struct sim_config c = scene("uniform30");
     c.policy = policy("round-robin");
     struct sim_result r = run(&c);
@@ -233,9 +225,8 @@ static void what_is_computed_where_is_what_the_engines_say(void **st)
     assert_true(unlike.v[SIM_COMPLETED] == slow.v[SIM_COMPLETED]); /* the same requests, whoever serves them */
 }
 
-static void larger_caches_hit_more(void **st)
+static void larger_caches_hit_more(void **)
 {
-    (void)st;
     double before = 0;
     for (uint32_t blocks = 1600; blocks <= 8192; blocks *= 2) {
         struct sim_config c = scene("conv60");
@@ -247,9 +238,8 @@ static void larger_caches_hit_more(void **st)
     }
 }
 
-static void a_worker_that_leaves_costs_what_it_had_begun(void **st)
+static void a_worker_that_leaves_costs_what_it_had_begun(void **)
 {
-    (void)st;
     static const char *const names[] = {"auto", "linear+ttl", "sglang-router", "smg"};
     for (size_t i = 0; i < KVR_ARRAY_LEN(names); i++) {
         struct sim_config c = scene("comes-and-goes"), alone;
@@ -270,9 +260,8 @@ static void a_worker_that_leaves_costs_what_it_had_begun(void **st)
 }
 
 /* One that hears of the others' bookings late chooses nearly as well; one that never hears does not. */
-static void routers_that_tell_each_other_choose_as_one(void **st)
+static void routers_that_tell_each_other_choose_as_one(void **)
 {
-    (void)st;
     double mean[3] = {0};
     for (uint64_t seed = 1; seed <= SEEDS; seed++)
         for (int k = 0; k < 3; k++) {
@@ -288,9 +277,8 @@ static void routers_that_tell_each_other_choose_as_one(void **st)
     assert_true(mean[2] > 1.03 * mean[1]);
 }
 
-static void prompts_that_fit_no_cache_are_refused(void **st)
+static void prompts_that_fit_no_cache_are_refused(void **)
 {
-    (void)st;
     struct sim_config c = scene("uniform30");
     c.policy = policy("least-loaded");
     c.blocks = 160; /* 2,544 tokens */
@@ -298,9 +286,8 @@ static void prompts_that_fit_no_cache_are_refused(void **st)
     assert_true(r.v[SIM_FAILED] > 0.3 * r.v[SIM_COMPLETED] && r.v[SIM_COMPLETED] > 0);
 }
 
-static void bad_configurations_are_refused_by_name(void **st)
+static void bad_configurations_are_refused_by_name(void **)
 {
-    (void)st;
     struct sim_result r;
     char err[300];
     static const struct {
@@ -340,9 +327,8 @@ static void bad_configurations_are_refused_by_name(void **st)
     assert_non_null(strstr(err, "needs a file"));
 }
 
-static void intervals_are_students(void **st)
+static void intervals_are_students(void **)
 {
-    (void)st;
     const double v[] = {1, 2, 3}, alike[] = {5, 5, 5, 5};
     assert_true(fabs(sim_half_width(v, 3) - 4.303 / sqrt(3)) < 1e-3);
     assert_true(sim_half_width(alike, 4) == 0 && sim_half_width(v, 1) == 0);
@@ -360,9 +346,8 @@ static void intervals_are_students(void **st)
     assert_int_equal(sim_best(&c, SIM_TTFT_MEAN), 1);
 }
 
-static void a_flood_of_one_tenant_is_not_what_another_waits_for(void **st)
+static void a_flood_of_one_tenant_is_not_what_another_waits_for(void **)
 {
-    (void)st;
     struct sim_config c = scene("crowd");
     c.traffic.seconds = c.flood.seconds = 15;
     c.policy = policy("alone");

@@ -66,9 +66,8 @@ static int simulate(const void *arg)
     return sim_run(arg, &r, err, sizeof err);
 }
 
-static void a_simulation_says_that_memory_is_short(void **s)
+static void a_simulation_says_that_memory_is_short(void **)
 {
-    (void)s;
     static const char *const names[] = {"linear+ttl", "smg", "two-legs", "least_delay"};
     for (size_t i = 0; i < KVR_ARRAY_LEN(names); i++) {
         struct sim_config c;

@@ -30,9 +30,8 @@ static size_t match(struct sticky *s, const char *text, long *first)
     return sticky_match(s, tokens, strlen(text), first);
 }
 
-static void a_long_match_goes_where_it_was_and_a_short_one_to_the_least_loaded(void **st)
+static void a_long_match_goes_where_it_was_and_a_short_one_to_the_least_loaded(void **)
 {
-    (void)st;
     struct sticky *s = sticky_create(&plain, 3);
     assert_int_equal(send(s, "aaaaaaaaaa"), 0);  /* nobody has it: the first of the least loaded */
     assert_int_equal(send(s, "aaaaaabbbb"), 0);  /* 6 of 10 */
@@ -44,9 +43,8 @@ static void a_long_match_goes_where_it_was_and_a_short_one_to_the_least_loaded(v
     sticky_destroy(s);
 }
 
-static void the_share_must_be_above_the_threshold(void **st)
+static void the_share_must_be_above_the_threshold(void **)
 {
-    (void)st;
     struct sticky *s = sticky_create(&plain, 2);
     assert_int_equal(send(s, "abcdefgh"), 0);
     assert_int_equal(send(s, "abcdWXYZ"), 1); /* a half is not above a half */
@@ -54,9 +52,8 @@ static void the_share_must_be_above_the_threshold(void **st)
     sticky_destroy(s);
 }
 
-static void the_first_letter_behind_a_prefix_chooses_among_its_holders(void **st)
+static void the_first_letter_behind_a_prefix_chooses_among_its_holders(void **)
 {
-    (void)st;
     struct sticky_rules r = plain;
     long first;
     r.threshold = 0.9;
@@ -74,9 +71,8 @@ static void the_first_letter_behind_a_prefix_chooses_among_its_holders(void **st
     sticky_destroy(s);
 }
 
-static void a_wide_spread_of_load_needs_both_thresholds(void **st)
+static void a_wide_spread_of_load_needs_both_thresholds(void **)
 {
-    (void)st;
     struct sticky *s = sticky_create(&plain, 2);
     const bool only_second[2] = {false, true};
     for (int i = 0; i < 4; i++) assert_int_equal(send(s, "aaaa"), 0); /* 4 against 0: after this 4 - 0 > 3 and 4 > 1.5 * 0 */
@@ -90,9 +86,8 @@ static void a_wide_spread_of_load_needs_both_thresholds(void **st)
     sticky_destroy(s);
 }
 
-static void a_worker_above_the_mean_spills(void **st)
+static void a_worker_above_the_mean_spills(void **)
 {
-    (void)st;
     struct sticky_rules r = plain;
     r.gate = STICKY_MEAN;
     r.apart = 64;
@@ -111,9 +106,8 @@ static void a_worker_above_the_mean_spills(void **st)
     sticky_destroy(s);
 }
 
-static void misses_have_three_rules(void **st)
+static void misses_have_three_rules(void **)
 {
-    (void)st;
     struct sticky_rules r = plain;
     struct sticky *s = sticky_create(&r, 2);
     assert_int_equal(send(s, "a"), 0);
@@ -136,9 +130,8 @@ static void misses_have_three_rules(void **st)
     sticky_destroy(s);
 }
 
-static void who_is_absent_is_not_chosen(void **st)
+static void who_is_absent_is_not_chosen(void **)
 {
-    (void)st;
     const bool second[2] = {false, true}, nobody[2] = {false, false};
     for (int forgets = 0; forgets < 2; forgets++) {
         struct sticky_rules r = plain;
@@ -154,9 +147,8 @@ static void who_is_absent_is_not_chosen(void **st)
     }
 }
 
-static void old_tails_go_first_when_a_tree_is_too_large(void **st)
+static void old_tails_go_first_when_a_tree_is_too_large(void **)
 {
-    (void)st;
     struct sticky_rules r = plain;
     long first;
     r.tree_size = 12;
@@ -175,9 +167,8 @@ static void old_tails_go_first_when_a_tree_is_too_large(void **st)
 }
 
 /* Texts of three letters; the naive tree is the list of all that was sent. */
-static void the_tree_agrees_with_a_list_of_texts(void **st)
+static void the_tree_agrees_with_a_list_of_texts(void **)
 {
-    (void)st;
     enum { TEXTS = 400, WORKERS = 4, LONGEST = 12 };
     static char texts[TEXTS][LONGEST + 1];
     static long where[TEXTS];

@@ -337,11 +337,10 @@ static void close_world(struct world *w)
     free(w->events);
 }
 
-static void nothing_is_in_the_view_that_the_engine_does_not_hold(void **state)
+static void nothing_is_in_the_view_that_the_engine_does_not_hold(void **)
 {
     uint64_t seed = env_u64("KVR_SEED", 1), seeds = env_u64("KVR_OPS", 60000) / 1000; /* a world takes 1000 steps */
     struct kvr_supposed_stats sum = {0};
-    (void)state;
     for (uint64_t i = 0; i < seeds; i++) {
         struct world w;
         struct kvr_supposed_stats st;
@@ -369,9 +368,8 @@ static void nothing_is_in_the_view_that_the_engine_does_not_hold(void **state)
     assert_true(sum.supposed && sum.named && sum.given_up && sum.ambiguous && !sum.full);
 }
 
-static void most_of_the_reuse_is_predicted_soon(void **state)
+static void most_of_the_reuse_is_predicted_soon(void **)
 {
-    (void)state;
     for (uint64_t seed = 1; seed <= 10; seed++) {
         struct world w;
         open_world(&w, seed);

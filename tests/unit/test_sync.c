@@ -23,19 +23,15 @@ struct side {
     _Atomic uint64_t resets;
 };
 
-static void on_event(void *ctx, uint32_t peer, uint64_t number, const char *event, size_t len)
+static void on_event(void *ctx, uint32_t, uint64_t number, const char *, size_t)
 {
     struct side *s = ctx;
-    (void)peer;
-    (void)event;
-    (void)len;
     if (number) return;
     if (atomic_fetch_add(&s->events, 1) == 0 && s->asks_again) kvr_sync_resync(atomic_load(&s->sync));
 }
 
-static void on_reset(void *ctx, uint32_t peer)
+static void on_reset(void *ctx, uint32_t)
 {
-    (void)peer;
     atomic_fetch_add(&((struct side *)ctx)->resets, 1);
 }
 
@@ -85,11 +81,10 @@ static bool comes_to(struct side *s, uint64_t snapshots)
 
 /* What a follower leaves out, as it does not know the worker yet, comes with the next snapshot: also when the worker comes while one is
  * being taken. */
-static void a_snapshot_is_asked_again_when_that_was_wanted_while_one_came(void **state)
+static void a_snapshot_is_asked_again_when_that_was_wanted_while_one_came(void **)
 {
     struct side from = {.values = VALUES}, to = {.asks_again = true};
     char endpoint[64];
-    (void)state;
     uint16_t port = open_side(&from);
     (void)open_side(&to);
     snprintf(endpoint, sizeof endpoint, "tcp://127.0.0.1:%d", port);

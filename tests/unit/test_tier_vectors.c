@@ -146,10 +146,9 @@ static int follow(FILE *in, bool talks)
     return rc;
 }
 
-static void tiers_are_what_engines_serve(void **state)
+static void tiers_are_what_engines_serve(void **)
 {
     glob_t files;
-    (void)state;
     assert_int_equal(glob(KVR_VECTORS_DIR "/tiers/*.txt", 0, NULL, &files), 0);
     for (size_t i = 0; i < files.gl_pathc; i++) {
         FILE *in = fopen(files.gl_pathv[i], "r");

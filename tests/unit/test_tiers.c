@@ -142,9 +142,8 @@ static void compare(struct kvr_index *ix, struct kvr_index_reader *rd, const str
     for (uint32_t t = 0, sum = 0; t < KVR_TIER_COUNT; t++) assert_int_equal(r.depth[t], sum += read[t]);
 }
 
-static void tiers_equal_a_model(void **state)
+static void tiers_equal_a_model(void **)
 {
-    (void)state;
     struct kvr_rng rng = {env_u64("KVR_SEED", 1)};
     struct kvr_index *ix, *copy;
     struct kvr_index_reader *rd, *copy_rd;
@@ -239,9 +238,8 @@ static void reaches(struct scene *s, uint64_t w, size_t n, uint32_t device, uint
     assert_int_equal(r.depth[KVR_TIER_EXTERNAL], all);
 }
 
-static void a_copy_is_told_after_its_device_block_has_gone(void **state)
+static void a_copy_is_told_after_its_device_block_has_gone(void **)
 {
-    (void)state;
     struct scene s;
     begin(&s, (struct kvr_index_config){0});
     assert_int_equal(tell(&s, 1, GPU, STORED, 1, 8, PLAIN), 0);
@@ -261,9 +259,8 @@ static void a_copy_is_told_after_its_device_block_has_gone(void **state)
     kvr_index_destroy(s.ix);
 }
 
-static void a_prefix_that_ends_inside_a_chunk_is_not_read(void **state)
+static void a_prefix_that_ends_inside_a_chunk_is_not_read(void **)
 {
-    (void)state;
     struct scene s;
     for (int names = 0; names < 2; names++) {
         begin(&s, (struct kvr_index_config){0});
@@ -281,9 +278,8 @@ static void a_prefix_that_ends_inside_a_chunk_is_not_read(void **state)
 }
 
 /* How long chunks are is not believed before it was seen some times: one end alone would make a chunk of whatever came first. */
-static void a_chunk_is_believed_when_it_was_seen_some_times(void **state)
+static void a_chunk_is_believed_when_it_was_seen_some_times(void **)
 {
-    (void)state;
     struct scene s;
     begin(&s, (struct kvr_index_config){0});
     assert_int_equal(tell(&s, 1, GPU, STORED, 1, 32, PLAIN), 0);
@@ -296,9 +292,8 @@ static void a_chunk_is_believed_when_it_was_seen_some_times(void **state)
 }
 
 /* Engines do not read what is quickly computed: where that is known, and in what is handed on, few blocks are nothing. */
-static void few_blocks_behind_the_device_are_nothing(void **state)
+static void few_blocks_behind_the_device_are_nothing(void **)
 {
-    (void)state;
     struct scene s, copy;
     struct kvr_lower told = {.least = 3, .chunk = 1, .copies = 1}, read = {0};
     uint64_t words[KVR_LOWER_WORDS];
@@ -322,9 +317,8 @@ static void few_blocks_behind_the_device_are_nothing(void **state)
 }
 
 /* Blocks that two chunks share are announced with each, and removed with each. */
-static void shared_blocks_of_chunks_are_counted(void **state)
+static void shared_blocks_of_chunks_are_counted(void **)
 {
-    (void)state;
     struct scene s;
     begin(&s, (struct kvr_index_config){0});
     for (uint64_t end = 4; end <= 16; end += 4) assert_int_equal(tell(&s, 1, CPU, STORED, end - 3, end, CHUNK), 0);
@@ -348,9 +342,8 @@ static void tell_chunk(struct scene *s, uint64_t first, uint64_t last)
 }
 
 /* One name for several blocks, by hashes of its own: found by what it is. */
-static void foreign_names_are_matched_by_tokens(void **state)
+static void foreign_names_are_matched_by_tokens(void **)
 {
-    (void)state;
     struct scene s;
     begin(&s, (struct kvr_index_config){0});
     assert_int_equal(tell(&s, 1, GPU, STORED, 1, 5, PLAIN), 0);
@@ -366,11 +359,10 @@ static void foreign_names_are_matched_by_tokens(void **state)
 
 /* The end of a prompt, kept as a chunk of fewer blocks: another prompt that goes on is not served from it, and chunks stay as long as they
  * are. */
-static void the_end_of_a_prompt_is_no_chunk_for_others(void **state)
+static void the_end_of_a_prompt_is_no_chunk_for_others(void **)
 {
     static const uint64_t chunks[][2] = {{1, 2}, {1, 8}, {9, 16}, {17, 18}, {17, 17}, {17, 24}}; /* first, last */
     struct scene s;
-    (void)state;
     begin(&s, (struct kvr_index_config){0});
     assert_int_equal(tell(&s, 1, GPU, STORED, 1, 16, PLAIN), 0);
     for (size_t e = 0; e < KVR_ARRAY_LEN(chunks); e++) {
@@ -385,10 +377,9 @@ static void the_end_of_a_prompt_is_no_chunk_for_others(void **state)
 }
 
 /* However it was cleared: its engine may have started anew, with shorter chunks. */
-static void a_cleared_tier_learns_its_chunks_anew(void **state)
+static void a_cleared_tier_learns_its_chunks_anew(void **)
 {
     struct scene s;
-    (void)state;
     for (int how = 0; how < 3; how++) {
         begin(&s, (struct kvr_index_config){0});
         for (uint64_t end = 8; end <= 16; end += 8) tell_chunk(&s, end - 7, end);
@@ -404,9 +395,8 @@ static void a_cleared_tier_learns_its_chunks_anew(void **state)
     }
 }
 
-static void what_no_removal_is_told_of_goes_with_time_and_number(void **state)
+static void what_no_removal_is_told_of_goes_with_time_and_number(void **)
 {
-    (void)state;
     struct scene s;
     begin(&s, (struct kvr_index_config){.tier_blocks_max = 10, .tier_ttl_ns = UINT64_C(60000000000)});
     assert_int_equal(tell(&s, 1, KVR_TIER_DISK, STORED, 1, 16, PLAIN), 0);
@@ -422,9 +412,8 @@ static void what_no_removal_is_told_of_goes_with_time_and_number(void **state)
     kvr_index_destroy(s.ix);
 }
 
-static void what_one_stores_in_a_pool_all_can_read(void **state)
+static void what_one_stores_in_a_pool_all_can_read(void **)
 {
-    (void)state;
     struct scene s;
     begin(&s, (struct kvr_index_config){.lanes = 2});
     for (uint64_t w = 1; w <= 3; w++) assert_int_equal(kvr_index_set_pool(s.ix, (struct kvr_worker){w, 0}, w < 3 ? 7 : 0), 0);
@@ -483,9 +472,8 @@ static void what_is_held_while_tables_grow_is_what_was_told(void **state)
 }
 
 /* Rounds of a cache that turns over leave nothing behind. */
-static void memory_is_given_back(void **state)
+static void memory_is_given_back(void **)
 {
-    (void)state;
     struct scene s;
     struct kvr_index_stats before, after;
     begin(&s, (struct kvr_index_config){0});

@@ -53,9 +53,8 @@ static const struct kvr_tls_peer *get(const struct kvr_tls_peer_config *c)
     return p;
 }
 
-static void count_file(void *n, const char *path)
+static void count_file(void *n, const char *)
 {
-    (void)path;
     ++*(size_t *)n;
 }
 
@@ -66,10 +65,9 @@ static size_t files(void)
     return n;
 }
 
-static void a_worker_was_shaken_hands_with_in_full_each_time(void **state)
+static void a_worker_was_shaken_hands_with_in_full_each_time(void **)
 {
     struct rig r;
-    (void)state;
     open_rig(&r);
     const struct kvr_tls_peer *p = get(&(struct kvr_tls_peer_config){.ca = r.cert});
     assert_int_equal(shake_hands(r.ctx, p, PORT), 0);
@@ -78,10 +76,9 @@ static void a_worker_was_shaken_hands_with_in_full_each_time(void **state)
     close_rig(&r);
 }
 
-static void no_session_is_resumed_with_other_credentials_names_or_servers(void **state)
+static void no_session_is_resumed_with_other_credentials_names_or_servers(void **)
 {
     struct rig r;
-    (void)state;
     open_rig(&r);
     const struct kvr_tls_peer_config configs[] = {
         {.ca = r.cert}, {.ca = r.cert, .cert = r.other_cert, .key = r.other_key}, {.ca = r.cert, .insecure = true}};
@@ -101,11 +98,10 @@ static void no_session_is_resumed_with_other_credentials_names_or_servers(void *
     close_rig(&r);
 }
 
-static void no_session_of_before_is_resumed_when_files_were_read_again(void **state)
+static void no_session_of_before_is_resumed_when_files_were_read_again(void **)
 {
     struct rig r;
     char err[256];
-    (void)state;
     open_rig(&r);
     const struct kvr_tls_peer *p = get(&(struct kvr_tls_peer_config){.ca = r.cert});
     assert_int_equal(shake_hands(r.ctx, p, PORT), 0);
@@ -121,11 +117,10 @@ static void no_session_of_before_is_resumed_when_files_were_read_again(void **st
     close_rig(&r);
 }
 
-static void files_of_workers_that_have_gone_were_kept(void **state)
+static void files_of_workers_that_have_gone_were_kept(void **)
 {
     struct rig r;
     char err[256], name[32];
-    (void)state;
     open_rig(&r);
     struct kvr_tls_peer_config c = {.ca = r.cert, .server_name = name};
     for (int i = 0; i < KVR_TLS_PEERS_MAX + 10; i++) { /* one after the other */

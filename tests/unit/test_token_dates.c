@@ -16,9 +16,8 @@ static bool turns(int hour, int min, int sec)
     return kvr_date_turns(&t);
 }
 
-static void a_date_turns_within_a_minute_of_midnight(void **state)
+static void a_date_turns_within_a_minute_of_midnight(void **)
 {
-    (void)state;
     assert_true(turns(0, 0, 0));
     assert_true(turns(0, 0, 59));
     assert_false(turns(0, 1, 0));
@@ -29,11 +28,10 @@ static void a_date_turns_within_a_minute_of_midnight(void **state)
     assert_true(turns(23, 59, 60)); /* a leap second */
 }
 
-static void midnight_is_that_of_the_time_zone(void **state)
+static void midnight_is_that_of_the_time_zone(void **)
 {
     time_t midnight = 1764028800; /* 2025-11-25T00:00:00Z */
     struct tm t;
-    (void)state;
     assert_int_equal(setenv("TZ", "UTC0", 1), 0);
     tzset();
     assert_non_null(localtime_r(&midnight, &t));
@@ -47,10 +45,9 @@ static void midnight_is_that_of_the_time_zone(void **state)
     assert_true(kvr_date_turns(&t));
 }
 
-static void only_a_template_that_writes_the_date_has_dates(void **state)
+static void only_a_template_that_writes_the_date_has_dates(void **)
 {
     static const char yes[] = "{\"template\":\"yes\",\"dates\":true}", no[] = "{\"template\":\"\\\"dates\\\":true\",\"dates\":false}";
-    (void)state;
     assert_true(kvr_info_has_dates(yes, strlen(yes)));
     assert_false(kvr_info_has_dates(no, strlen(no)));
     assert_false(kvr_info_has_dates(yes, strlen(yes) - 2));

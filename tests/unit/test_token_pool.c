@@ -92,13 +92,12 @@ static struct kvr_token_question question(struct gate *g, uint64_t key)
     return (struct kvr_token_question){.key = {key, 1}, .make = make, .drop = drop, .ctx = g};
 }
 
-static void a_question_that_is_asked_100_times_at_once_is_one_job(void **state)
+static void a_question_that_is_asked_100_times_at_once_is_one_job(void **)
 {
     struct kvr_token_pool *p;
     struct kvr_token_pool_figures f;
     struct gate g;
     struct told w[100];
-    (void)state;
     gate_init(&g);
     assert_int_equal(kvr_token_pool_create(2, &p), 0);
     for (int i = 0; i < 100; i++) {
@@ -120,11 +119,10 @@ static void a_question_that_is_asked_100_times_at_once_is_one_job(void **state)
     gate_free(&g);
 }
 
-static void event_loops_run_before_the_threads(void **state)
+static void event_loops_run_before_the_threads(void **)
 {
     struct kvr_token_pool *p;
     struct gate g;
-    (void)state;
     gate_init(&g);
     gate_open(&g, 1);
     int ours = getpriority(PRIO_PROCESS, 0);
@@ -140,13 +138,12 @@ static void event_loops_run_before_the_threads(void **state)
     gate_free(&g);
 }
 
-static void a_full_queue_refuses_and_gives_back(void **state)
+static void a_full_queue_refuses_and_gives_back(void **)
 {
     struct kvr_token_pool *p;
     struct kvr_token_pool_figures f;
     struct gate g;
     static struct told w[KVR_TOKEN_QUEUE + 2];
-    (void)state;
     gate_init(&g);
     assert_int_equal(kvr_token_pool_create(1, &p), 0);
     for (int i = 0; i < KVR_TOKEN_QUEUE + 1; i++) {
@@ -170,12 +167,11 @@ static void a_full_queue_refuses_and_gives_back(void **state)
     gate_free(&g);
 }
 
-static void who_leaves_is_not_told(void **state)
+static void who_leaves_is_not_told(void **)
 {
     struct kvr_token_pool *p;
     struct gate g;
     struct told runs = {0}, left = {0}, waits = {0};
-    (void)state;
     gate_init(&g);
     assert_int_equal(kvr_token_pool_create(1, &p), 0);
     struct kvr_token_question a = question(&g, 1), b = question(&g, 2);
@@ -196,11 +192,10 @@ static void who_leaves_is_not_told(void **state)
     gate_free(&g);
 }
 
-static void who_was_told_cannot_leave(void **state)
+static void who_was_told_cannot_leave(void **)
 {
     struct kvr_token_pool *p;
     struct gate g;
-    (void)state;
     gate_init(&g);
     gate_open(&g, 1);
     assert_int_equal(kvr_token_pool_create(1, &p), 0);
@@ -214,11 +209,10 @@ static void who_was_told_cannot_leave(void **state)
     gate_free(&g);
 }
 
-static void what_waits_when_the_pool_ends_is_given_back(void **state)
+static void what_waits_when_the_pool_ends_is_given_back(void **)
 {
     struct kvr_token_pool *p;
     struct gate g;
-    (void)state;
     gate_init(&g);
     assert_int_equal(kvr_token_pool_create(0, &p), 0); /* nobody works */
     struct told w = waiter(&g);
@@ -250,14 +244,13 @@ static void *run_client(void *ctx)
     return NULL;
 }
 
-static void many_threads_ask_and_leave(void **state)
+static void many_threads_ask_and_leave(void **)
 {
     struct kvr_token_pool *p;
     struct kvr_token_pool_figures f;
     struct gate g;
     struct client c[4];
     pthread_t threads[4];
-    (void)state;
     gate_init(&g);
     gate_open(&g, 1 << 20);
     assert_int_equal(kvr_token_pool_create(2, &p), 0);

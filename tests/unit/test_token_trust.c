@@ -173,9 +173,8 @@ static void without_a_judge_only_the_operator_can_say(void **state)
     assert_int_equal(t.state, KVR_TRUST_SUSPECT);
 }
 
-static void states_have_names(void **state)
+static void states_have_names(void **)
 {
-    (void)state;
     assert_string_equal(kvr_trust_name(KVR_TRUST_LOADING), "loading");
     assert_string_equal(kvr_trust_name(KVR_TRUST_REFUSED), "refused");
 }

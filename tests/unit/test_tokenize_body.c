@@ -31,11 +31,10 @@ static void check(void **s, enum kvr_prompt_form form, const char *body, const c
 #define UNKNOWN(form, body, question) check(s, KVR_FORM_##form, body, question, KVR_PROMPT_UNKNOWN)
 #define USER(text)                    "{\"role\":\"user\",\"content\":" text "}"
 
-static void check_sglang(void **s, enum kvr_prompt_form form, const char *body, const char *question)
+static void check_sglang(void **, enum kvr_prompt_form form, const char *body, const char *question)
 {
     struct kvr_buf out = {0};
     enum kvr_prompt_certainty certainty = KVR_PROMPT_EXACT;
-    (void)s;
     assert_int_equal(kvr_tokenize_body_sglang(span(body), form, &out, &certainty), question != NULL);
     kvr_buf_add(&out, "", 1);
     if (question) assert_string_equal(out.data, question);
@@ -148,9 +147,8 @@ static void messages_are_the_chat_that_the_engine_makes_of_them(void **s)
             MESSAGES(USER("\"a\""), ""));
 }
 
-static void truncation_keeps_what_the_engine_keeps(void **s)
+static void truncation_keeps_what_the_engine_keeps(void **)
 {
-    (void)s;
     struct kvr_prompt_members m = {.truncation = KVR_TRUNCATE_DEFAULT, .keep = 3, .wants_output = true};
     size_t keep;
     assert_true(kvr_truncated_length(&m, 5, 0, &keep));
@@ -172,9 +170,8 @@ static void truncation_keeps_what_the_engine_keeps(void **s)
     assert_false(kvr_truncate_between((uint32_t[]){7, 7, 7}, 3, bare, 2, 2));
 }
 
-static void the_bare_question_overrules_the_other(void **s)
+static void the_bare_question_overrules_the_other(void **)
 {
-    (void)s;
     struct kvr_buf out = {0};
     kvr_tokenize_body_bare(span("{\"prompt\":\"a\",\"add_special_tokens\":true}"), &out);
     kvr_buf_add(&out, "", 1);
@@ -192,10 +189,9 @@ static void spliced(const char *body, const uint32_t *ids, size_t n, const char 
     kvr_buf_free(&out);
 }
 
-static void ids_take_the_place_of_a_text_and_nothing_else_changes(void **s)
+static void ids_take_the_place_of_a_text_and_nothing_else_changes(void **)
 {
     static const uint32_t ids[] = {0, 7, 4294967295};
-    (void)s;
     spliced("{\"prompt\":\"a\\\"b\",\"x\":1.50}", ids, 3, "{\"prompt\":[0,7,4294967295],\"x\":1.50}");
     spliced(" { \"x\" : {\"prompt\":\"y\"} , \"prompt\" : [ \"a\" ] } \n", ids, 1, " { \"x\" : {\"prompt\":\"y\"} , \"prompt\" : [0] } \n");
     spliced("{\"prompt\":[\"a\",\"b\"]}", ids, 3, NULL);

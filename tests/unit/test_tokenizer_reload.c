@@ -27,10 +27,8 @@ static struct kvr_tok *new_one(void)
     return t;
 }
 
-static int load(const char *dir, const char *options, struct kvr_tok **out, struct kvr_tok_buf *err)
+static int load(const char *, const char *, struct kvr_tok **out, struct kvr_tok_buf *err)
 {
-    (void)dir;
-    (void)options;
     if (atomic_load(&unusable)) {
         static char text[] = "json: it is broken";
         *err = (struct kvr_tok_buf){text, sizeof text - 1, 0};
@@ -40,10 +38,8 @@ static int load(const char *dir, const char *options, struct kvr_tok **out, stru
     return 0;
 }
 
-static int variant(const struct kvr_tok *t, const char *options, struct kvr_tok **out, struct kvr_tok_buf *err)
+static int variant(const struct kvr_tok *t, const char *, struct kvr_tok **out, struct kvr_tok_buf *)
 {
-    (void)options;
-    (void)err;
     KVR_ASSERT(atomic_load(&t->mark) == ALIVE);
     *out = new_one();
     return 0;
@@ -56,14 +52,9 @@ static void give_back(struct kvr_tok *t)
     free(t);
 }
 
-static int ask(const struct kvr_tok *t, const char *question, size_t len, size_t inline_max, struct kvr_tok_job **job,
-               struct kvr_tok_buf *out)
+static int ask(const struct kvr_tok *t, const char *, size_t, size_t, struct kvr_tok_job **, struct kvr_tok_buf *out)
 {
     static uint32_t ids[IDS] = {1, 2, 3};
-    (void)question;
-    (void)len;
-    (void)inline_max;
-    (void)job;
     KVR_ASSERT(atomic_load(&t->mark) == ALIVE);
     *out = (struct kvr_tok_buf){ids, sizeof ids, 0};
     return 0;
@@ -83,10 +74,7 @@ static int info(const struct kvr_tok *t, struct kvr_tok_buf *out)
     return 0;
 }
 
-static void keep_buf(struct kvr_tok_buf *b)
-{
-    (void)b;
-}
+static void keep_buf(struct kvr_tok_buf *) {}
 
 static const struct kvr_token_library library = {
     .load = load, .variant = variant, .free = give_back, .ask = ask, .figures = figures, .info = info, .buf_free = keep_buf};
@@ -165,11 +153,10 @@ static void *use(void *arg)
     return NULL;
 }
 
-static void a_folder_is_swapped_under_load(void **state)
+static void a_folder_is_swapped_under_load(void **)
 {
     struct rig r;
     pthread_t threads[THREADS];
-    (void)state;
     open_rig(&r);
     for (int i = 0; i < THREADS; i++) assert_int_equal(pthread_create(&threads[i], NULL, use, &r), 0);
     for (int i = 0; i < RELOADS; i++) {
@@ -185,10 +172,9 @@ static void a_folder_is_swapped_under_load(void **state)
     close_rig(&r);
 }
 
-static void trust_is_earned_anew_and_a_broken_folder_is_refused(void **state)
+static void trust_is_earned_anew_and_a_broken_folder_is_refused(void **)
 {
     struct rig r;
-    (void)state;
     open_rig(&r);
     until(r.t, KVR_TRUST_PROBING);
     agree(r.t);

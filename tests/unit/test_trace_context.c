@@ -14,11 +14,10 @@ static bool reads(const char *text, struct kvr_trace_context *out)
     return kvr_traceparent_read(text, strlen(text), out);
 }
 
-static void a_traceparent_is_read_and_written_the_same(void **state)
+static void a_traceparent_is_read_and_written_the_same(void **)
 {
     struct kvr_trace_context c;
     char out[KVR_TRACEPARENT_LEN + 1];
-    (void)state;
     static const char text[] = "00-" TRACE "-" PARENT "-01";
     assert_true(reads(text, &c));
     assert_true(c.parent == 0xb7ad6b7169203331ULL && c.flags == KVR_TRACE_SAMPLED && c.trace[0] == 0x0a && c.trace[15] == 0x9c);
@@ -26,7 +25,7 @@ static void a_traceparent_is_read_and_written_the_same(void **state)
     assert_string_equal(out, text);
 }
 
-static void what_is_malformed_anywhere_is_none(void **state)
+static void what_is_malformed_anywhere_is_none(void **)
 {
     static const char *const bad[] = {"",
                                       "00",
@@ -47,16 +46,14 @@ static void what_is_malformed_anywhere_is_none(void **state)
                                       "00-" TRACE "-" PARENT "_01",
                                       "01-" TRACE "-" PARENT "-01more"};
     struct kvr_trace_context c = {.parent = 7};
-    (void)state;
     for (size_t i = 0; i < KVR_ARRAY_LEN(bad); i++)
         if (reads(bad[i], &c)) fail_msg("taken: '%s'", bad[i]);
     assert_int_equal(c.parent, 7); /* untouched */
 }
 
-static void a_later_version_may_have_more(void **state)
+static void a_later_version_may_have_more(void **)
 {
     struct kvr_trace_context c;
-    (void)state;
     assert_true(reads("01-" TRACE "-" PARENT "-01", &c));
     assert_true(reads("cc-" TRACE "-" PARENT "-00-what-may-come", &c));
     assert_int_equal(c.flags, 0);
@@ -67,10 +64,9 @@ static int members(const char *text)
     return kvr_tracestate_members(text, strlen(text));
 }
 
-static void members_of_a_tracestate_are_counted(void **state)
+static void members_of_a_tracestate_are_counted(void **)
 {
     char key[300];
-    (void)state;
     assert_int_equal(members(""), 0);
     assert_int_equal(members("a=1"), 1);
     assert_int_equal(members("a=1, b@c=2 ,,\tx*/_-9=~ !"), 3);
@@ -127,12 +123,11 @@ static struct kvr_json written(const struct kvr_span_set *s, struct kvr_json_par
     return kvr_json_get(at(resource, "scopeSpans", 0), "spans");
 }
 
-static void spans_are_written_as_otlp_has_them(void **state)
+static void spans_are_written_as_otlp_has_them(void **)
 {
     struct kvr_json_parser *p = kvr_json_parser_new();
     struct kvr_buf b = {0};
     struct kvr_span_set *s = set_of(2);
-    (void)state;
     kvr_spans_int(s, 1, "big", UINT64_MAX);
     kvr_spans_text(s, 1, "text", "\"\x1b\xff", 3);
     kvr_spans_text(s, 1, "none", "", 0);
@@ -155,12 +150,11 @@ static void spans_are_written_as_otlp_has_them(void **state)
     kvr_json_parser_free(p);
 }
 
-static void what_does_not_fit_is_left_out_and_said(void **state)
+static void what_does_not_fit_is_left_out_and_said(void **)
 {
     struct kvr_json_parser *p = kvr_json_parser_new();
     struct kvr_buf b = {0};
     struct kvr_span_set *s = set_of(KVR_SPANS_MAX + 3);
-    (void)state;
     for (int i = 0; i < KVR_SPAN_ATTRIBUTES_MAX + 2; i++) kvr_spans_bool(s, 1, "yes", true);
     struct kvr_json spans = written(s, p, &b), first = at(kvr_json_at(spans, 0), "attributes", 0);
     assert_int_equal(kvr_json_count(spans), KVR_SPANS_MAX);

@@ -93,9 +93,8 @@ static void near(double got, double want, double part)
     if (fabs(got - want) > want * part) fail_msg("%g is not near %g", got, want);
 }
 
-static void every_kind_has_its_rate_and_its_lengths(void **s)
+static void every_kind_has_its_rate_and_its_lengths(void **)
 {
-    (void)s;
     struct sums m = walk("conversations,rate=50,seconds=300,seed=3", 5);
     near(m.turns, 50 * 300, 0.06);
     near(m.length, 2048 + 256, 0.01);
@@ -122,9 +121,8 @@ static void every_kind_has_its_rate_and_its_lengths(void **s)
     near(m.length, 200 * 11 - 1260, 0.25); /* the mean of a Pareto cut at 32,000: 200 * (11 - 10 * 160^-0.1) */
 }
 
-static void shares_of_prefixes_are_the_stated_ones(void **s)
+static void shares_of_prefixes_are_the_stated_ones(void **)
 {
-    (void)s;
     struct traffic *t = make("hot,rate=100,requests=2000,seconds=0,seed=4");
     struct traffic_request first = {0}, r;
     size_t hot = 0;
@@ -160,9 +158,8 @@ static void shares_of_prefixes_are_the_stated_ones(void **s)
     traffic_destroy(t);
 }
 
-static void siblings_come_at_one_moment_with_one_prefix(void **s)
+static void siblings_come_at_one_moment_with_one_prefix(void **)
 {
-    (void)s;
     struct traffic *t = make("siblings,requests=48,seconds=0");
     struct traffic_request r[48];
     for (size_t i = 0; i < 48; i++) assert_int_equal(traffic_next(t, &r[i]), 1);
@@ -176,9 +173,8 @@ static void siblings_come_at_one_moment_with_one_prefix(void **s)
     traffic_destroy(t);
 }
 
-static void turns_repeat_what_was_said_and_do_not_depend_on_when(void **s)
+static void turns_repeat_what_was_said_and_do_not_depend_on_when(void **)
 {
-    (void)s;
     struct traffic *a = make("conversations,seed=9,think=0.5"), *b = make("conversations,seed=9,think=0.5");
     const uint32_t answer[3] = {65, 66, 67};
     double waited = 0, n = 0;
@@ -222,9 +218,8 @@ static void turns_repeat_what_was_said_and_do_not_depend_on_when(void **s)
     traffic_destroy(b);
 }
 
-static void a_mixture_has_its_parts(void **s)
+static void a_mixture_has_its_parts(void **)
 {
-    (void)s;
     struct traffic *t = make("mixed,rate=100,seconds=120,seed=2");
     struct traffic_request r, next;
     double of[4] = {0}, all = 0;
@@ -247,9 +242,8 @@ static void a_mixture_has_its_parts(void **s)
     traffic_destroy(t);
 }
 
-static void tokens_are_bytes_or_below_the_vocabulary(void **s)
+static void tokens_are_bytes_or_below_the_vocabulary(void **)
 {
-    (void)s;
     for (uint32_t vocab = 0; vocab <= 50000; vocab += 50000) {
         struct traffic_config c;
         struct traffic *t;
@@ -293,9 +287,8 @@ static struct traffic *open_trace(const char *text, double speedup, int *rc, cha
     return t;
 }
 
-static void rows_of_one_moment_are_spread_until_the_next(void **s)
+static void rows_of_one_moment_are_spread_until_the_next(void **)
 {
-    (void)s;
     char err[300];
     const char *why;
     int rc;
@@ -339,9 +332,8 @@ static int bytes_of(void *ctx, const char *members, size_t len, bool is_chat, ui
     return 0;
 }
 
-static void texts_have_the_tokens_that_are_made_of_them(void **s)
+static void texts_have_the_tokens_that_are_made_of_them(void **)
 {
-    (void)s;
     char err[300];
     const char *why;
     int rc, calls = 0;
@@ -363,9 +355,8 @@ static void texts_have_the_tokens_that_are_made_of_them(void **s)
     traffic_destroy(t);
 }
 
-static void texts_may_stay_texts(void **s)
+static void texts_may_stay_texts(void **)
 {
-    (void)s;
     char err[300];
     int rc;
     struct traffic_request r;
@@ -387,9 +378,8 @@ static void texts_may_stay_texts(void **s)
     traffic_destroy(t);
 }
 
-static void texts_that_nobody_takes_are_left_out(void **s)
+static void texts_that_nobody_takes_are_left_out(void **)
 {
-    (void)s;
     char err[300];
     const char *why;
     int rc;
@@ -402,9 +392,8 @@ static void texts_that_nobody_takes_are_left_out(void **s)
     traffic_destroy(t);
 }
 
-static void files_that_hold_no_trace_are_errors(void **s)
+static void files_that_hold_no_trace_are_errors(void **)
 {
-    (void)s;
     char err[300];
     int rc;
     struct traffic_config c;
@@ -422,9 +411,8 @@ static void files_that_hold_no_trace_are_errors(void **s)
 }
 
 /* Figures of the public trace, 12,031 rows in 3,537 seconds, in brackets. */
-static void made_up_rows_have_the_statistics_of_the_public_trace(void **s)
+static void made_up_rows_have_the_statistics_of_the_public_trace(void **)
 {
-    (void)s;
     struct traffic *t = make("mooncake,seconds=3537,seed=1");
     struct traffic_request r;
     enum { SLOTS = 1 << 22 };

@@ -112,14 +112,10 @@ static void act_restart(void *ctx)
     note(ctx, "restart");
 }
 
-static void act_nothing(void *ctx)
-{
-    (void)ctx;
-}
+static void act_nothing(void *) {}
 
-static bool act_no(void *ctx)
+static bool act_no(void *)
 {
-    (void)ctx;
     return false;
 }
 
@@ -158,15 +154,13 @@ static void act_cancel(void *ctx)
     note(ctx, "cancel");
 }
 
-static bool act_more(void *ctx, size_t messages, size_t bytes)
+static bool act_more(void *ctx, size_t messages, size_t)
 {
-    (void)bytes;
     return messages == 0 || !((struct fake *)ctx)->in_turns;
 }
 
-static void act_trust(void *ctx, enum kvr_view_knowledge k, const char *reason)
+static void act_trust(void *ctx, enum kvr_view_knowledge k, const char *)
 {
-    (void)reason;
     note(ctx, k == KVR_VIEW_WHOLE ? "whole" : k == KVR_VIEW_PARTIAL ? "partial" : "unknown");
 }
 
@@ -334,10 +328,9 @@ static void enter(struct fake *f, enum kvr_view_phase phase, unsigned ways)
 
 /* ---- the table ----------------------------------------------------------------------------------------- */
 
-static void following(void **state)
+static void following(void **)
 {
     struct fake f;
-    (void)state;
     uint64_t next = follow(&f, REPLAY);
     batch(&f, next, "S3");
     assert_string_equal(done(&f), "apply 2");
@@ -362,10 +355,9 @@ static void following(void **state)
     close_view(&f);
 }
 
-static void verifying(void **state)
+static void verifying(void **)
 {
     struct fake f;
-    (void)state;
     enter(&f, KVR_VIEW_VERIFYING, REPLAY);
     batch(&f, 2, "S3");
     part(&f, 1, "S2"); /* our last batch */
@@ -394,10 +386,9 @@ static void verifying(void **state)
     close_view(&f);
 }
 
-static void replaying(void **state)
+static void replaying(void **)
 {
     struct fake f;
-    (void)state;
     enter(&f, KVR_VIEW_REPLAYING, REPLAY); /* batch 2 is lost, 3 waits */
     batch(&f, 4, "S5");
     assert_string_equal(done(&f), "");
@@ -426,10 +417,9 @@ static void replaying(void **state)
     close_view(&f);
 }
 
-static void asking(void **state)
+static void asking(void **)
 {
     struct fake f;
-    (void)state;
     enter(&f, KVR_VIEW_ASKING, RECOVER); /* batch 2 is lost, 3 waits */
     batch(&f, 4, "S5");
     answer(&f, KVR_RECOVER_EVENTS, 2, 1, 5);
@@ -461,10 +451,9 @@ static void asking(void **state)
     close_view(&f);
 }
 
-static void taking(void **state)
+static void taking(void **)
 {
     struct fake f;
-    (void)state;
     enter(&f, KVR_VIEW_TAKING, RECOVER);
     batch(&f, 5, "S6");
     assert_int_equal(f.v.waiting.n, 3);
@@ -485,10 +474,9 @@ static void taking(void **state)
     close_view(&f);
 }
 
-static void settling(void **state)
+static void settling(void **)
 {
     struct fake f;
-    (void)state;
     enter(&f, KVR_VIEW_SETTLING, REPLAY); /* 3 is taken, 4 waits */
     batch(&f, 6, "S7");
     kvr__view_step(at(&f));
@@ -505,10 +493,9 @@ static void settling(void **state)
     close_view(&f);
 }
 
-static void mute(void **state)
+static void mute(void **)
 {
     struct fake f;
-    (void)state;
     enter(&f, KVR_VIEW_GOING_ON, REPLAY);
     batch(&f, 4, "S5");
     step(&f);
@@ -527,10 +514,9 @@ static void mute(void **state)
     close_view(&f);
 }
 
-static void probing(void **state)
+static void probing(void **)
 {
     struct fake f;
-    (void)state;
     enter(&f, KVR_VIEW_PROBING, REPLAY);
     batch(&f, 4, "S5");
     assert_string_equal(done(&f), "apply 4");
@@ -563,10 +549,9 @@ static void probing(void **state)
     close_view(&f);
 }
 
-static void asking_aside(void **state)
+static void asking_aside(void **)
 {
     struct fake f;
-    (void)state;
     enter(&f, KVR_VIEW_ASKING_ASIDE, RECOVER);
     batch(&f, 4, "S5");
     batch(&f, 6, "S7");
@@ -584,7 +569,7 @@ static void asking_aside(void **state)
 }
 
 /* From whatever phase. */
-static void what_ends_a_repair(void **state)
+static void what_ends_a_repair(void **)
 {
     static const struct {
         enum kvr_view_phase phase;
@@ -594,7 +579,6 @@ static void what_ends_a_repair(void **state)
                {KVR_VIEW_GOING_ON, REPLAY},     {KVR_VIEW_GOING_ON, RECOVER}, {KVR_VIEW_MUTE, REPLAY},      {KVR_VIEW_PROBING, REPLAY},
                {KVR_VIEW_ASKING_ASIDE, RECOVER}};
     struct fake f;
-    (void)state;
     for (size_t i = 0; i < KVR_ARRAY_LEN(ALL); i++)
         for (int how = 0; how < 4; how++) {
             enter(&f, ALL[i].phase, ALL[i].ways);
@@ -612,10 +596,9 @@ static void what_ends_a_repair(void **state)
         }
 }
 
-static void begins(void **state)
+static void begins(void **)
 {
     struct fake f;
-    (void)state;
     open_view(&f, REPLAY); /* waits for its connection; then asks for everything */
     assert_int_equal(f.v.phase, KVR_VIEW_REPLAYING);
     assert_string_equal(done(&f), "");
@@ -645,10 +628,9 @@ static void begins(void **state)
 }
 
 /* Its content goes two seconds after the connection. */
-static void a_connection_that_stays_away(void **state)
+static void a_connection_that_stays_away(void **)
 {
     struct fake f;
-    (void)state;
     follow(&f, REPLAY);
     kvr__view_disconnected(at(&f));
     assert_string_equal(done(&f), "unknown");
@@ -663,10 +645,9 @@ static void a_connection_that_stays_away(void **state)
 
 /* ---- what speaks against it ---------------------------------------------------------------------------- */
 
-static void evidence_has_it_restored_once_in_a_while(void **state)
+static void evidence_has_it_restored_once_in_a_while(void **)
 {
     struct fake f;
-    (void)state;
     follow(&f, REPLAY);
     kvr__view_evidence(at(&f), "it lies");
     assert_string_equal(done(&f), "unknown, clear, unknown, replay 0");
@@ -681,10 +662,9 @@ static void evidence_has_it_restored_once_in_a_while(void **state)
     close_view(&f);
 }
 
-static void a_lost_parent_has_it_restored(void **state)
+static void a_lost_parent_has_it_restored(void **)
 {
     struct fake f;
-    (void)state;
     follow(&f, REPLAY);
     f.rc = -KVR_EPARENT;
     batch(&f, 2, "S9");
@@ -692,10 +672,9 @@ static void a_lost_parent_has_it_restored(void **state)
     close_view(&f);
 }
 
-static void a_batch_for_which_there_was_no_memory(void **state)
+static void a_batch_for_which_there_was_no_memory(void **)
 {
     struct fake f;
-    (void)state;
     follow(&f, REPLAY);
     f.rc = -KVR_ENOMEM;
     batch(&f, 2, "R1"); /* block 1 would stay */
@@ -705,10 +684,9 @@ static void a_batch_for_which_there_was_no_memory(void **state)
     close_view(&f);
 }
 
-static void another_rank_and_another_block_size(void **state)
+static void another_rank_and_another_block_size(void **)
 {
     struct fake f;
-    (void)state;
     follow(&f, NOBODY);
     batch(&f, 2, "O1");
     assert_string_equal(f.v.reason, "batches of rank 7 come here: give that rank (dp-start), or the events port of this one");
@@ -728,10 +706,9 @@ static void event(struct fake *f, uint64_t publisher, uint64_t id, const char *p
     if (kvr__view_expects(at(f), publisher, id, false, true)) batch(f, id, payload);
 }
 
-static void events_and_heartbeats(void **state)
+static void events_and_heartbeats(void **)
 {
     struct fake f;
-    (void)state;
     open_view(&f, SHARED);
     f.up = true;
     kvr__view_stream_up(at(&f));
@@ -757,10 +734,9 @@ static void events_and_heartbeats(void **state)
 }
 
 /* An answer does not name the publisher. The first events of the next one are lost, and a later one has an id that the view is beyond. */
-static void a_publisher_that_restarted_after_an_answer_is_not_taken_for_the_one_before(void **state)
+static void a_publisher_that_restarted_after_an_answer_is_not_taken_for_the_one_before(void **)
 {
     struct fake f;
-    (void)state;
     open_view(&f, SHARED | RECOVER);
     f.up = true;
     kvr__view_stream_up(at(&f));
@@ -807,10 +783,9 @@ static void another_publisher_after_an_answer_was_taken_for_the_one_that_was_hea
     }
 }
 
-static void a_durable_stream_is_believed_when_a_heartbeat_confirms_its_last_event(void **state)
+static void a_durable_stream_is_believed_when_a_heartbeat_confirms_its_last_event(void **)
 {
     struct fake f;
-    (void)state;
     open_view(&f, DURABLE);
     event(&f, 3, 1, "C3");
     event(&f, 3, 2, "S3");
@@ -829,10 +804,9 @@ static void a_durable_stream_is_believed_when_a_heartbeat_confirms_its_last_even
 
 /* ---- symptoms ------------------------------------------------------------------------------------------ */
 
-static void an_answer_to_a_view_that_has_gone_since_makes_nothing_whole(void **state)
+static void an_answer_to_a_view_that_has_gone_since_makes_nothing_whole(void **)
 {
     struct fake f;
-    (void)state;
     follow(&f, RECOVER);
     f.ask_rc = -KVR_ENOMEM;
     batch(&f, 3, "S4");
@@ -851,10 +825,9 @@ static void an_answer_to_a_view_that_has_gone_since_makes_nothing_whole(void **s
 }
 
 /* A question was on its way when the worker restarted; the process of before had answered it still. */
-static void a_dump_of_before_a_restart_makes_nothing_whole(void **state)
+static void a_dump_of_before_a_restart_makes_nothing_whole(void **)
 {
     struct fake f;
-    (void)state;
     for (unsigned shared = 0; shared <= SHARED; shared += SHARED) {
         enter(&f, KVR_VIEW_ASKING_ASIDE, RECOVER | shared);
         batch(&f, 4, "S5");
@@ -872,11 +845,10 @@ static void a_dump_of_before_a_restart_makes_nothing_whole(void **state)
     }
 }
 
-static void content_from_elsewhere_is_not_trusted_before_it_is_confirmed(void **state)
+static void content_from_elsewhere_is_not_trusted_before_it_is_confirmed(void **)
 {
     struct fake f;
     struct kvr_view_cursor c = {.known = true, .partial = true, .next = 2};
-    (void)state;
     follow(&f, REPLAY);
     kvr__view_adopt(at(&f), &c);
     assert_string_equal(done(&f), "unknown, replay 2");
@@ -886,11 +858,10 @@ static void content_from_elsewhere_is_not_trusted_before_it_is_confirmed(void **
 }
 
 /* What is being applied is of another content. */
-static void content_from_elsewhere_ends_an_answer_that_is_being_applied(void **state)
+static void content_from_elsewhere_ends_an_answer_that_is_being_applied(void **)
 {
     struct fake f;
     struct kvr_view_cursor c = {.known = true, .next = 2};
-    (void)state;
     enter(&f, KVR_VIEW_TAKING, RECOVER);
     kvr__view_adopt(at(&f), &c);
     assert_string_equal(done(&f), "ask 2");
@@ -898,24 +869,22 @@ static void content_from_elsewhere_ends_an_answer_that_is_being_applied(void **s
     close_view(&f);
 }
 
-static void events_since_its_place_do_not_make_a_partial_view_whole(void **state)
+static void events_since_its_place_do_not_make_a_partial_view_whole(void **)
 {
     struct fake f;
     struct kvr_view_cursor c = {.known = true, .partial = true, .next = 2};
-    (void)state;
     follow(&f, RECOVER);
     kvr__view_adopt(at(&f), &c);
     assert_string_equal(done(&f), "unknown, ask all");
     close_view(&f);
 }
 
-static void an_answer_for_which_there_was_no_memory_is_not_trusted(void **state)
+static void an_answer_for_which_there_was_no_memory_is_not_trusted(void **)
 {
     struct fake f;
     struct kvr_recover_answer a = {.kind = KVR_RECOVER_EVENTS, .last_event_id = 2, .has_last = true};
     uint64_t name = 1;
     struct kvr_event ev = make_event('R', NULL, &name);
-    (void)state;
     enter(&f, KVR_VIEW_ASKING, RECOVER);
     ev.event_id = 2;
     kvr__event_list_init(&a.events, NULL);
@@ -929,10 +898,9 @@ static void an_answer_for_which_there_was_no_memory_is_not_trusted(void **state)
 }
 
 /* Its main group alone says more than the engine reuses. */
-static void a_mute_view_of_groups_that_are_left_out_is_unknown(void **state)
+static void a_mute_view_of_groups_that_are_left_out_is_unknown(void **)
 {
     struct fake f;
-    (void)state;
     enter(&f, KVR_VIEW_MUTE, REPLAY);
     f.worth = KVR_VIEW_UNKNOWN;
     batch(&f, 0, "C1");
@@ -940,10 +908,9 @@ static void a_mute_view_of_groups_that_are_left_out_is_unknown(void **state)
     close_view(&f);
 }
 
-static void a_durable_view_that_may_lack_events_asks_when_it_can(void **state)
+static void a_durable_view_that_may_lack_events_asks_when_it_can(void **)
 {
     struct fake f;
-    (void)state;
     open_view(&f, DURABLE | RECOVER);
     event(&f, 3, 1, "C3");
     f.v.unsure = true; /* a heartbeat told of more, and the stream went down */
@@ -1029,11 +996,10 @@ static void any_input(struct fake *f, struct kvr_rng *rng)
 }
 
 /* Nothing breaks an invariant, and no phase is one that a view cannot leave. */
-static void hostile_input(void **state)
+static void hostile_input(void **)
 {
     uint64_t seed = env_u64("KVR_SEED", 1), n = env_u64("KVR_OPS", 300000);
     struct fake f;
-    (void)state;
     for (uint64_t op = 0; op < n; seed++) {
         struct kvr_rng rng = {seed * 2654435761u};
         open_view(&f,

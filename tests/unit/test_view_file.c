@@ -94,9 +94,8 @@ static struct kvr_saved_reader reader(struct seen *s)
     return (struct kvr_saved_reader){see_partition, see_source, see_memory, see_events, see_batch, see_break, s};
 }
 
-static void what_is_written_is_read(void **state)
+static void what_is_written_is_read(void **)
 {
-    (void)state;
     struct kvr_buf b = {0};
     struct kvr_saved_file f;
     struct seen seen = {0};
@@ -122,9 +121,8 @@ static const char *check_copy(const char *data, size_t len)
     return wrong;
 }
 
-static void every_cut_and_every_flipped_bit_is_noticed(void **state)
+static void every_cut_and_every_flipped_bit_is_noticed(void **)
 {
-    (void)state;
     struct kvr_buf b = {0};
     write_snapshot(&b);
     for (size_t len = 0; len < b.len; len++) assert_non_null(check_copy(b.data, len));
@@ -139,9 +137,8 @@ static void every_cut_and_every_flipped_bit_is_noticed(void **state)
 }
 
 /* Records whose checksums are right, in an order that nobody writes. */
-static void records_out_of_order_are_refused(void **state)
+static void records_out_of_order_are_refused(void **)
 {
-    (void)state;
     struct kvr_saved_partition p = {.block_size = 32};
     for (int shape = 0; shape < 5; shape++) {
         struct kvr_buf b = {0};
@@ -187,9 +184,8 @@ static const char *read_copy(const char *data, size_t len, struct seen *seen)
     return wrong;
 }
 
-static void a_torn_journal_is_good_up_to_there(void **state)
+static void a_torn_journal_is_good_up_to_there(void **)
 {
-    (void)state;
     struct kvr_buf b = {0};
     size_t ends[3], len = write_journal(&b, ends);
     for (size_t cut = 0; cut <= len; cut++) {
@@ -216,9 +212,8 @@ static struct kvr_engine_stream *only_rank_2(void *ctx, uint32_t rank)
     return rank == 2 ? ctx : NULL;
 }
 
-static void a_stream_remembers_what_it_did(void **state)
+static void a_stream_remembers_what_it_did(void **)
 {
-    (void)state;
     struct kvr_engine_stream a, other, b;
     struct kvr_buf out = {0};
     kvr_engine_stream_init(&a, (struct kvr_worker){7, 2}, 4);

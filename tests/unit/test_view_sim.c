@@ -250,14 +250,10 @@ static void act_clear(void *ctx)
     w->adopted = false;
 }
 
-static void act_nothing(void *ctx)
-{
-    (void)ctx;
-}
+static void act_nothing(void *) {}
 
-static bool act_no(void *ctx)
+static bool act_no(void *)
 {
-    (void)ctx;
     return false;
 }
 
@@ -314,9 +310,8 @@ static void act_cancel(void *ctx)
     ((struct world *)ctx)->asked.out = false;
 }
 
-static bool act_more(void *ctx, size_t messages, size_t bytes)
+static bool act_more(void *ctx, size_t messages, size_t)
 {
-    (void)bytes;
     return messages == 0 || !chance(ctx, 500);
 }
 
@@ -896,11 +891,10 @@ static const char *run_seed(uint64_t seed, const struct mode *mode, bool told, s
     return wrong;
 }
 
-static void never_trusted_and_wrong(void **state)
+static void never_trusted_and_wrong(void **)
 {
     uint64_t first = env_u64("KVR_SEED", 1), n = env_u64("KVR_OPS", 300000) / 100;
     struct tally all[KVR_ARRAY_LEN(MODES)] = {0};
-    (void)state;
     for (uint64_t seed = first; seed < first + n; seed++) {
         size_t at = seed % KVR_ARRAY_LEN(MODES);
         const char *wrong = run_seed(seed, &MODES[at], n == 1, &all[at]);

@@ -69,10 +69,9 @@ static void stop(struct fixture *f)
     free(f);
 }
 
-static void on_done(struct kvr_ticket *t, int rc, const struct kvr_router_result *res, const struct kvr_router_ctx *ctx)
+static void on_done(struct kvr_ticket *t, int rc, const struct kvr_router_result *res, const struct kvr_router_ctx *)
 {
     struct waiter *w = t->user;
-    (void)ctx;
     w->calls++;
     w->order = ++orders;
     w->rc = rc;
@@ -116,9 +115,8 @@ static uint64_t total(struct fixture *f)
     return n;
 }
 
-static void simultaneous_admissions_land_on_different_idle_workers(void **s)
+static void simultaneous_admissions_land_on_different_idle_workers(void **)
 {
-    (void)s;
     struct fixture *f = plain(0, 4);
     struct waiter w[4];
     unsigned seen = 0;
@@ -130,9 +128,8 @@ static void simultaneous_admissions_land_on_different_idle_workers(void **s)
     stop(f);
 }
 
-static void ten_requests_drain_under_threshold_zero(void **s)
+static void ten_requests_drain_under_threshold_zero(void **)
 {
-    (void)s;
     struct fixture *f = plain(0, 2);
     struct waiter w[10];
     int parked = 0;
@@ -152,9 +149,8 @@ static void ten_requests_drain_under_threshold_zero(void **s)
     stop(f);
 }
 
-static void nobody_overtakes_those_who_wait(void **s)
+static void nobody_overtakes_those_who_wait(void **)
 {
-    (void)s;
     struct fixture *f = plain(0.1, 1);
     struct waiter a, b, c;
     assert_int_equal(go(f, &a, 1, 16), 0);
@@ -169,9 +165,8 @@ static void nobody_overtakes_those_who_wait(void **s)
     stop(f);
 }
 
-static void thresholds_are_strict(void **s)
+static void thresholds_are_strict(void **)
 {
-    (void)s;
     struct fixture *f = plain(0.16, 1); /* 16 tokens */
     struct waiter a, b, c;
     assert_int_equal(go(f, &a, 1, 16), 0);
@@ -182,9 +177,8 @@ static void thresholds_are_strict(void **s)
     stop(f);
 }
 
-static void class_thresholds_are_independent(void **s)
+static void class_thresholds_are_independent(void **)
 {
-    (void)s;
     struct kvr_router_config c;
     struct kvr_policy p = {.default_family = "calm", .classes_n = 2};
     for (int i = 0; i < 2; i++) kvr_class_config_init(&p.classes[i]);
@@ -206,9 +200,8 @@ static void class_thresholds_are_independent(void **s)
     stop(f);
 }
 
-static void a_share_of_the_pool_may_count_as_busy(void **s)
+static void a_share_of_the_pool_may_count_as_busy(void **)
 {
-    (void)s;
     struct kvr_router_config c;
     struct kvr_policy p;
     kvr_policy_init(&p);
@@ -231,18 +224,13 @@ static void a_share_of_the_pool_may_count_as_busy(void **s)
     stop(f);
 }
 
-static int64_t ten_seconds(void *ctx, struct kvr_worker w, uint64_t uncached, uint64_t cached)
+static int64_t ten_seconds(void *, struct kvr_worker, uint64_t, uint64_t)
 {
-    (void)ctx;
-    (void)w;
-    (void)uncached;
-    (void)cached;
     return 10 * (int64_t)SECOND;
 }
 
-static void decay_alone_releases_a_parked_request(void **s)
+static void decay_alone_releases_a_parked_request(void **)
 {
-    (void)s;
     struct kvr_router_config c;
     kvr_router_config_init(&c);
 
@@ -261,9 +249,8 @@ static void decay_alone_releases_a_parked_request(void **s)
     stop(f);
 }
 
-static void prefill_runs_down_over_the_learnt_time(void **s)
+static void prefill_runs_down_over_the_learnt_time(void **)
 {
-    (void)s;
     struct kvr_router_config c;
     struct kvr_rank_load l;
     kvr_router_config_init(&c);
@@ -286,9 +273,8 @@ static void prefill_runs_down_over_the_learnt_time(void **s)
     stop(f);
 }
 
-static void what_can_never_be_served_fails_at_once(void **s)
+static void what_can_never_be_served_fails_at_once(void **)
 {
-    (void)s;
     struct fixture *f = plain(0, 2);
     struct waiter busy[2], w;
     go(f, &busy[0], 0, 16);
@@ -318,9 +304,8 @@ static void what_can_never_be_served_fails_at_once(void **s)
     stop(f);
 }
 
-static void an_allow_list_holds_while_waiting(void **s)
+static void an_allow_list_holds_while_waiting(void **)
 {
-    (void)s;
     struct fixture *f = plain(0, 2);
     struct waiter a, b, w;
     go(f, &a, 0, 16);
@@ -338,9 +323,8 @@ static void an_allow_list_holds_while_waiting(void **s)
     stop(f);
 }
 
-static void a_blocked_pin_does_not_block_another(void **s)
+static void a_blocked_pin_does_not_block_another(void **)
 {
-    (void)s;
     struct fixture *f = plain(0, 2);
     struct waiter a, b, p1, p2;
     go(f, &a, 0, 16);
@@ -360,9 +344,8 @@ static void a_blocked_pin_does_not_block_another(void **s)
 }
 
 /* Of another tenant: within one nobody overtakes. */
-static void a_request_does_not_wait_behind_those_that_wait_for_other_ranks(void **s)
+static void a_request_does_not_wait_behind_those_that_wait_for_other_ranks(void **)
 {
-    (void)s;
     struct fixture *f = plain(0, 2);
     struct waiter a, b, w, v;
     const uint64_t one[] = {1}, two[] = {2};
@@ -393,9 +376,8 @@ static void a_request_does_not_wait_behind_those_that_wait_for_other_ranks(void 
     stop(f);
 }
 
-static void untracked_prefill_never_makes_a_worker_busy(void **s)
+static void untracked_prefill_never_makes_a_worker_busy(void **)
 {
-    (void)s;
     struct kvr_router_config c;
     kvr_router_config_init(&c);
     c.cost.track_prefill_tokens = false;
@@ -415,9 +397,8 @@ static void hold(struct fixture *f, uint64_t worker, const struct waiter *w, siz
     assert_int_equal(kvr_index_apply(f->ix, &ev), 0);
 }
 
-static void overlap_is_looked_up_afresh_at_dispatch(void **s)
+static void overlap_is_looked_up_afresh_at_dispatch(void **)
 {
-    (void)s;
     struct fixture *f = plain(0, 2);
     struct waiter a, b, w;
     go(f, &a, 0, 16);
@@ -436,9 +417,8 @@ static void overlap_is_looked_up_afresh_at_dispatch(void **s)
     stop(f);
 }
 
-static void shutdown_answers_everybody(void **s)
+static void shutdown_answers_everybody(void **)
 {
-    (void)s;
     struct fixture *f = plain(0, 1);
     struct waiter w[5];
     for (int i = 0; i < 5; i++) go(f, &w[i], i, 16);
@@ -451,9 +431,8 @@ static void shutdown_answers_everybody(void **s)
     stop(f);
 }
 
-static void cancelling_frees_the_place_and_is_final(void **s)
+static void cancelling_frees_the_place_and_is_final(void **)
 {
-    (void)s;
     struct fixture *f = plain(0, 1);
     struct waiter a, b, c;
     go(f, &a, 0, 16);
@@ -471,9 +450,8 @@ static void cancelling_frees_the_place_and_is_final(void **s)
     stop(f);
 }
 
-static void limits_refuse_with_their_kind(void **s)
+static void limits_refuse_with_their_kind(void **)
 {
-    (void)s;
     struct kvr_router_config c;
     struct kvr_policy p;
     kvr_policy_init(&p);
@@ -492,9 +470,8 @@ static void limits_refuse_with_their_kind(void **s)
 }
 
 /* One that is pinned waits for its rank; the other rank is free. */
-static void a_full_class_refused_a_request_whose_rank_was_free(void **s)
+static void a_full_class_refused_a_request_whose_rank_was_free(void **)
 {
-    (void)s;
     struct fixture *f = plain(0, 2);
     struct waiter a, b, w, again;
     struct kvr_class_stats st;
@@ -523,9 +500,8 @@ static void a_full_class_refused_a_request_whose_rank_was_free(void **s)
     stop(f);
 }
 
-static void workers_that_come_release_what_waits(void **s)
+static void workers_that_come_release_what_waits(void **)
 {
-    (void)s;
     struct fixture *f = plain(0, 1);
     struct waiter a, b;
     go(f, &a, 0, 16);
@@ -537,9 +513,8 @@ static void workers_that_come_release_what_waits(void **s)
 }
 
 /* Cached tokens for the order: the best among the eligible; for a pin its own; what a taint forbids does not count. */
-static void wspt_counts_the_best_overlap_among_the_eligible(void **s)
+static void wspt_counts_the_best_overlap_among_the_eligible(void **)
 {
-    (void)s;
     struct kvr_router_config c;
     struct kvr_policy p;
     kvr_policy_init(&p);
@@ -579,9 +554,8 @@ static struct fixture *overloadable(double decay)
     return start(c, -1, 2);
 }
 
-static void overloaded_warm_workers_are_skipped(void **s)
+static void overloaded_warm_workers_are_skipped(void **)
 {
-    (void)s;
     struct fixture *f = overloadable(0);
     struct waiter load, w;
     prepare(&load, 1, 40);
@@ -602,9 +576,8 @@ static void overloaded_warm_workers_are_skipped(void **s)
     stop(f);
 }
 
-static void when_all_are_overloaded_that_is_the_error(void **s)
+static void when_all_are_overloaded_that_is_the_error(void **)
 {
-    (void)s;
     for (int decay = 0; decay < 2; decay++) {
         struct fixture *f = overloadable(decay);
         struct waiter a, b, w;
@@ -632,9 +605,8 @@ static void when_all_are_overloaded_that_is_the_error(void **s)
     }
 }
 
-static void decode_overload_is_latched(void **s)
+static void decode_overload_is_latched(void **)
 {
-    (void)s;
     struct kvr_router_config c;
     kvr_router_config_init(&c);
     c.busy.decode_blocks_frac = 0.1; /* 10 blocks */
@@ -649,9 +621,8 @@ static void decode_overload_is_latched(void **s)
     stop(f);
 }
 
-static void a_worker_is_overloaded_when_all_its_ranks_are(void **s)
+static void a_worker_is_overloaded_when_all_its_ranks_are(void **)
 {
-    (void)s;
     struct fixture *f = overloadable(0);
     struct waiter w;
     assert_int_equal(kvr_router_set_worker(f->r, 1, 0, 2), 0);
@@ -673,9 +644,8 @@ static void taint(struct fixture *f, uint64_t w, const char *name)
     assert_int_equal(kvr_router_set_taints(f->r, w, &name, 1), 0);
 }
 
-static void required_taints_filter(void **s)
+static void required_taints_filter(void **)
 {
-    (void)s;
     struct fixture *f = plain(-1, 2);
     struct waiter w;
     taint(f, 1, "zone=a");
@@ -698,9 +668,8 @@ static void required_taints_filter(void **s)
     stop(f);
 }
 
-static void preferred_taints_lean(void **s)
+static void preferred_taints_lean(void **)
 {
-    (void)s;
     for (int negative = 0; negative < 2; negative++) {
         struct kvr_router_config c;
         kvr_router_config_init(&c);
@@ -746,11 +715,9 @@ struct racer {
     uint64_t done;
 };
 
-static void on_race(struct kvr_ticket *t, int rc, const struct kvr_router_result *res, const struct kvr_router_ctx *ctx)
+static void on_race(struct kvr_ticket *t, int rc, const struct kvr_router_result *, const struct kvr_router_ctx *)
 {
     _Atomic int *state = t->user;
-    (void)res;
-    (void)ctx;
     atomic_store(state, rc == 0 ? 1 : 2);
 }
 
@@ -779,9 +746,8 @@ static void *race(void *arg)
     return NULL;
 }
 
-static void many_threads_wait_and_leave_nothing_booked(void **s)
+static void many_threads_wait_and_leave_nothing_booked(void **)
 {
-    (void)s;
     struct fixture *f = plain(0.2, 2);
     struct racer r[THREADS];
     pthread_t t[THREADS];
@@ -799,9 +765,8 @@ static void many_threads_wait_and_leave_nothing_booked(void **s)
 
 /* ---- other classes while requests wait ---- */
 
-static void a_threshold_that_is_raised_releases_what_waits_in_order(void **s)
+static void a_threshold_that_is_raised_releases_what_waits_in_order(void **)
 {
-    (void)s;
     struct fixture *f = plain(0, 1);
     struct waiter w[4];
     assert_int_equal(go(f, &w[0], 0, 16), 0);
@@ -824,9 +789,8 @@ static void a_threshold_that_is_raised_releases_what_waits_in_order(void **s)
     stop(f);
 }
 
-static void a_request_that_waits_is_in_the_class_that_it_names_when_that_comes(void **s)
+static void a_request_that_waits_is_in_the_class_that_it_names_when_that_comes(void **)
 {
-    (void)s;
     struct fixture *f = plain(0, 1);
     struct kvr_policy p = {.default_family = "calm", .classes_n = 2};
     struct kvr_class_stats st;
@@ -854,9 +818,8 @@ static void a_request_that_waits_is_in_the_class_that_it_names_when_that_comes(v
     stop(f);
 }
 
-static void classes_change_while_many_threads_wait(void **s)
+static void classes_change_while_many_threads_wait(void **)
 {
-    (void)s;
     struct fixture *f = plain(0.2, 2);
     struct racer r[THREADS];
     pthread_t t[THREADS];
@@ -883,9 +846,8 @@ static void classes_change_while_many_threads_wait(void **s)
 
 /* ---- told of overload ---- */
 
-static void overload_is_told_without_a_prompt(void **s)
+static void overload_is_told_without_a_prompt(void **)
 {
-    (void)s;
     struct kvr_router_config c;
     kvr_router_config_init(&c);
     c.busy.prefill_tokens = 20;
@@ -910,9 +872,8 @@ static void overload_is_told_without_a_prompt(void **s)
     stop(f);
 }
 
-static void a_queue_without_room_is_told_of_where_one_would_have_to_wait(void **s)
+static void a_queue_without_room_is_told_of_where_one_would_have_to_wait(void **)
 {
-    (void)s;
     struct fixture *f = plain(0, 1);
     struct kvr_router_request rq = {.isl = 10};
     struct waiter a, b;

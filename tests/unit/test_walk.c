@@ -557,10 +557,9 @@ static void choose(struct world *w)
     choose_and_compare(w, &rq);
 }
 
-static void choices_are_those_of_a_plain_walk(void **s)
+static void choices_are_those_of_a_plain_walk(void **)
 {
     uint64_t seed = env_u64("KVR_SEED", 1), rounds = env_u64("KVR_OPS", 1000);
-    (void)s;
     for (uint64_t i = 0; i < rounds; i++) {
         static struct world w;
         make(&w, kvr_mix64(seed + i));
@@ -573,7 +572,7 @@ static void choices_are_those_of_a_plain_walk(void **s)
 }
 
 /* Enough ranks that arrays of them are mapped one by one. */
-static void a_context_gives_back_all_that_it_took(void **s)
+static void a_context_gives_back_all_that_it_took(void **)
 {
     struct failing_alloc counted = {.fail_at = -1};
     struct kvr_alloc alloc = {failing_resize, &counted};
@@ -581,7 +580,6 @@ static void a_context_gives_back_all_that_it_took(void **s)
     struct kvr_router *r;
     struct kvr_router_ctx *ctx;
     struct kvr_router_result res;
-    (void)s;
     kvr_router_config_init(&c);
     c.alloc = &alloc;
     c.cost.overlap_credit = 0;

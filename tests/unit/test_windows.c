@@ -198,20 +198,18 @@ static void on_window_of(void *ctx, const struct kvr_window_event *ev)
     assert_int_equal(kvr_index_window(ctx, ev), 0);
 }
 
-static void on_event(void *ctx, const struct kvr_event *ev)
+static void on_event(void *ctx, const struct kvr_event *)
 {
     struct seen *s = ctx;
-    (void)ev;
     s->emitted++;
 }
 
-static void events_of_other_groups_are_told(void **state)
+static void events_of_other_groups_are_told(void **)
 {
     static uint64_t name = 7;
     static uint32_t tokens[32];
     struct seen s = {0};
     struct kvr_engine_stream st;
-    (void)state;
     kvr_engine_stream_init(&st, W, 32);
     st.window = on_window;
     st.window_ctx = &s;
@@ -251,13 +249,12 @@ static void events_of_other_groups_are_told(void **state)
 }
 
 /* The engine goes on from the last state that it has; with blocks of another size it may have one between ours. */
-static void the_last_checkpoint_of_a_mamba_group_is_not_found(void **state)
+static void the_last_checkpoint_of_a_mamba_group_is_not_found(void **)
 {
     static uint64_t name = 7;
     static uint32_t tokens[32];
     struct seen s = {0};
     struct kvr_engine_stream st;
-    (void)state;
     kvr_engine_stream_init(&st, W, 32);
     st.window = on_window;
     st.window_ctx = &s;
@@ -284,13 +281,12 @@ static void the_last_checkpoint_of_a_mamba_group_is_not_found(void **state)
     kvr_engine_stream_free(&st);
 }
 
-static void a_part_of_a_block_is_taken_for_another_block_size(void **state)
+static void a_part_of_a_block_is_taken_for_another_block_size(void **)
 {
     static uint64_t names[] = {7, 8};
     static uint32_t tokens[32];
     struct seen s = {0};
     struct kvr_engine_stream st;
-    (void)state;
     kvr_engine_stream_init(&st, W, 32);
     struct kvr_engine_event ev = {.kind = KVR_ENGINE_STORED,
                                   .is_map = true,

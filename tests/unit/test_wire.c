@@ -199,9 +199,8 @@ static void json_deep_nesting_is_refused(void **s)
     assert_int_equal(kvr_json_parse(*s, deep, sizeof deep, &root, NULL), -KVR_EFORMAT);
 }
 
-static void json_output_is_escaped(void **s)
+static void json_output_is_escaped(void **)
 {
-    (void)s;
     struct kvr_buf b = {0};
     kvr_json_open(&b, '{');
     kvr_json_key(&b, "t");
@@ -557,9 +556,8 @@ static void ids_are_read_from_each_form_of_an_answer(void **s)
     }
 }
 
-static void what_an_engine_answers_to_a_question_for_ids_means(void **s)
+static void what_an_engine_answers_to_a_question_for_ids_means(void **)
 {
-    (void)s;
     static const struct {
         int status;
         enum kvr_engine_tokens_answer render, tokenize;
@@ -586,9 +584,8 @@ static void what_an_engine_answers_to_a_question_for_ids_means(void **s)
 
 /* ---- cursor ------------------------------------------------------------------------------------------ */
 
-static void cursor_contiguous_and_gap(void **s)
+static void cursor_contiguous_and_gap(void **)
 {
-    (void)s;
     struct kvr_cursor c = {0};
     for (uint64_t i = 0; i < 3; i++) {
         assert_int_equal(kvr__cursor_live(&c, i, 1 + (double)i), KVR_CURSOR_APPLY);
@@ -598,16 +595,14 @@ static void cursor_contiguous_and_gap(void **s)
     assert_int_equal(c.next, 3);
 }
 
-static void cursor_late_join_is_a_gap(void **s)
+static void cursor_late_join_is_a_gap(void **)
 {
-    (void)s;
     struct kvr_cursor c = {0};
     assert_int_equal(kvr__cursor_live(&c, 7, 1), KVR_CURSOR_GAP);
 }
 
-static void cursor_queued_duplicates_are_stale(void **s)
+static void cursor_queued_duplicates_are_stale(void **)
 {
-    (void)s;
     struct kvr_cursor c = {0};
     for (uint64_t i = 0; i < 5; i++) {
         assert_int_equal(kvr__cursor_replay(&c, i), KVR_CURSOR_APPLY);
@@ -619,9 +614,8 @@ static void cursor_queued_duplicates_are_stale(void **s)
     assert_int_equal(kvr__cursor_live(&c, 5, 6), KVR_CURSOR_APPLY);
 }
 
-static void cursor_backwards_is_a_restart(void **s)
+static void cursor_backwards_is_a_restart(void **)
 {
-    (void)s;
     struct kvr_cursor c = {0};
     for (uint64_t i = 0; i < 5; i++) {
         kvr__cursor_live(&c, i, 1);
@@ -632,17 +626,15 @@ static void cursor_backwards_is_a_restart(void **s)
     assert_int_equal(kvr__cursor_live(&c, 0, 9), KVR_CURSOR_APPLY);
 }
 
-static void cursor_restart_right_after_a_replay(void **s)
+static void cursor_restart_right_after_a_replay(void **)
 {
-    (void)s;
     struct kvr_cursor c = {0};
     for (uint64_t i = 0; i < 500; i++) kvr__cursor_advance(&c, i, 100);
     assert_int_equal(kvr__cursor_live(&c, 0, 101), KVR_CURSOR_RESTART); /* low, but later than all we know */
 }
 
-static void map64_random(void **s)
+static void map64_random(void **)
 {
-    (void)s;
     struct kvr_map64 m = {0};
     uint64_t model[256] = {0};
     struct kvr_rng rng = {3};
@@ -661,18 +653,16 @@ static void map64_random(void **s)
     kvr_map64_clear(&m);
 }
 
-static void errors_have_names_and_texts(void **s)
+static void errors_have_names_and_texts(void **)
 {
-    (void)s;
     assert_string_equal(kvr_strerror(-KVR_EPARENT), "parent block not found");
     assert_string_equal(kvr_err_name(-KVR_ENOMEM), "KVR_ENOMEM");
     assert_string_equal(kvr_strerror(-9999), "unknown error");
     assert_string_equal(kvr_strerror(0), "success");
 }
 
-static void media_names(void **s)
+static void media_names(void **)
 {
-    (void)s;
     enum kvr_tier t;
     assert_int_equal(kvr_tier_of_medium("", 0, &t), 0);
     assert_int_equal(t, KVR_TIER_DEVICE);

@@ -53,16 +53,14 @@ static void fail_each(scene_fn *scene)
 
 static struct kvr_json_parser *parser; /* made anew by each test; used again after each failure */
 
-static int make_parser(void **state)
+static int make_parser(void **)
 {
-    (void)state;
     parser = kvr_json_parser_new();
     return parser ? 0 : -1;
 }
 
-static int drop_parser(void **state)
+static int drop_parser(void **)
 {
-    (void)state;
     kvr_json_parser_free(parser);
     return 0;
 }
@@ -95,9 +93,8 @@ static int parse_with_a_fresh_parser(void)
 }
 
 /* simdjson looks at the processor then, and takes memory for that where it cannot say no. */
-static void the_first_parser_of_a_process(void **state)
+static void the_first_parser_of_a_process(void **)
 {
-    (void)state;
     fail_each(parse_with_a_fresh_parser);
 }
 
@@ -119,9 +116,8 @@ static int read_in_brief(void)
     return rc;
 }
 
-static void a_parser_is_used_again_after_memory_was_short(void **state)
+static void a_parser_is_used_again_after_memory_was_short(void **)
 {
-    (void)state;
     fail_each(parse_growing_documents);
     fail_each(parse_with_a_fresh_parser);
     fail_each(read_in_brief);
@@ -207,9 +203,8 @@ static int put_a_usage_right(void)
     return rc;
 }
 
-static void a_body_is_not_called_wrong_when_memory_is_short(void **state)
+static void a_body_is_not_called_wrong_when_memory_is_short(void **)
 {
-    (void)state;
     kvr_json_parser_free(parser);
     parser = kvr_json_parser_new(); /* that has no room yet */
     fail_each(read_prompt);
@@ -267,9 +262,8 @@ static int write_and_read_a_record(void)
     return rc;
 }
 
-static void lines_of_text(void **state)
+static void lines_of_text(void **)
 {
-    (void)state;
     fail_each(read_stream);
     fail_each(read_trace);
     fail_each(read_trace_of_texts);
@@ -278,9 +272,8 @@ static void lines_of_text(void **state)
 
 /* ---- what arrives in pieces ---------------------------------------------------------------------------------------- */
 
-static int take_partition(void *ctx, const char *model, const char *group, uint32_t block_size)
+static int take_partition(void *, const char *model, const char *group, uint32_t block_size)
 {
-    (void)ctx;
     return strcmp(model, "m") || strcmp(group, "g") || block_size != 4 ? -KVR_EFORMAT : 0;
 }
 
@@ -290,9 +283,8 @@ static int take_event(void *ctx, const struct kvr_event *ev)
     return 0;
 }
 
-static int take_view(void *ctx, const struct kvr_dump_view *v)
+static int take_view(void *, const struct kvr_dump_view *v)
 {
-    (void)ctx;
     return v->next_sequence == 3 ? 0 : -KVR_EFORMAT;
 }
 
@@ -327,9 +319,8 @@ static int read_recovery(void)
     return rc;
 }
 
-static void answers_in_pieces(void **state)
+static void answers_in_pieces(void **)
 {
-    (void)state;
     fail_each(read_dump);
     fail_each(read_recovery);
 }
@@ -378,9 +369,8 @@ static int answer_scores(void)
     return n < 0 ? (int)n : 0;
 }
 
-static void questions_and_answers_of_an_index(void **state)
+static void questions_and_answers_of_an_index(void **)
 {
-    (void)state;
     fail_each(ask_in_json);
     kvr_service_question_free(&question);
     fail_each(ask_packed);
@@ -408,12 +398,11 @@ static int send_a_booking(void)
     return rc;
 }
 
-static int count_event(void *ctx, const struct kvr_plane_place *p)
+static int count_event(void *, const struct kvr_plane_place *p)
 {
     struct kvr_block *blocks = NULL;
     struct kvr_event out;
     size_t cap = 0;
-    (void)ctx;
     int rc = kvr_plane_event_read(p->data, p->len, &out, &blocks, &cap);
     free(blocks);
     return rc;
@@ -445,9 +434,8 @@ static int read_numbers_as_payload(void)
     return rc;
 }
 
-static int take_cursor(void *ctx, const struct kvr_snapshot_cursor *c)
+static int take_cursor(void *, const struct kvr_snapshot_cursor *c)
 {
-    (void)ctx;
     return c->next == 6 ? 0 : -KVR_EFORMAT;
 }
 
@@ -493,9 +481,8 @@ static int engine_events(void)
     return n < 0 ? (int)n : 0;
 }
 
-static void packed_messages(void **state)
+static void packed_messages(void **)
 {
-    (void)state;
     fail_each(send_a_booking);
     fail_each(send_an_envelope);
     fail_each(read_numbers_as_payload);

@@ -42,13 +42,12 @@ static struct kvr_buf all_of(const char *text, size_t len, double *sum, unsigned
     return told;
 }
 
-static void everything_that_is_wrong_is_told_and_the_rest_is_read(void **state)
+static void everything_that_is_wrong_is_told_and_the_rest_is_read(void **)
 {
     static const char text[] = "n1: 1\nx: 2\nn2: -1\nn1: 5\n[a]: 1\nn3: 4\n";
     double sum;
     unsigned n;
     struct kvr_buf told = all_of(text, sizeof text - 1, &sum, &n);
-    (void)state;
     assert_string_equal(told.data, "f:2: x: unknown|f:3: n2: a number of at least 0 is expected|f:4: n1: the key occurs twice|"
                                    "f:5: numbers: keys must be texts|");
     assert_int_equal(n, 4);
@@ -56,22 +55,20 @@ static void everything_that_is_wrong_is_told_and_the_rest_is_read(void **state)
     kvr_buf_free(&told);
 }
 
-static void only_the_first_is_told_to_who_wants_no_more(void **state)
+static void only_the_first_is_told_to_who_wants_no_more(void **)
 {
     static const char text[] = "x: 2\ny: -1\n";
     double sum = 0;
     char err[256];
-    (void)state;
     assert_int_equal(kvr_yaml_parse("f", text, sizeof text - 1, numbers, &sum, err, sizeof err), -1);
     assert_string_equal(err, "f:1: x: unknown");
 }
 
-static void no_more_than_a_page_is_told(void **state)
+static void no_more_than_a_page_is_told(void **)
 {
     struct kvr_buf text = {0};
     double sum;
     unsigned n;
-    (void)state;
     for (int i = 0; i < 10000; i++) kvr_buf_printf(&text, "x%d: 1\n", i);
     struct kvr_buf told = all_of(text.data, text.len, &sum, &n);
     assert_int_equal(n, KVR_YAML_FINDINGS_MAX);
@@ -100,7 +97,7 @@ static struct kvr_buf times(const char *text, size_t n)
 }
 
 /* Each of these takes the library minutes if it is left to it. The test has no time of its own: it ends, or it does not. */
-static void what_takes_quadratic_time_is_refused_before(void **state)
+static void what_takes_quadratic_time_is_refused_before(void **)
 {
     static const struct {
         const char *unit;
@@ -113,7 +110,6 @@ static void what_takes_quadratic_time_is_refused_before(void **state)
         {"- &a x\n", 100000, "f:257: there are too many anchors; allowed: 256|"},
         {"%TAG !a! a\n", 90000, "f:1: there are too many directives (%); allowed: 16|"},
     };
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct kvr_buf b = times(cases[i].unit, cases[i].n);
         refused(b.data, b.len, cases[i].why);
@@ -121,24 +117,22 @@ static void what_takes_quadratic_time_is_refused_before(void **state)
     }
 }
 
-static void one_document_is_read_and_a_second_is_no_secret(void **state)
+static void one_document_is_read_and_a_second_is_no_secret(void **)
 {
     static const char two[] = "---\nn1: 1\n---\nn2: 2\n", tail[] = "n1: 1\n...\n[";
-    (void)state;
     refused(two, sizeof two - 1, "f:3: a second document begins; one is expected|");
     refused(tail, sizeof tail - 1, "f:3: did not find expected <document start>|");
 }
 
-static void a_zero_byte_does_not_end_a_text(void **state)
+static void a_zero_byte_does_not_end_a_text(void **)
 {
     static const char key[] = "\"n1\\0x\": 1\n", value[] = "n1: \"1\\0x\"\n", raw[] = "n1: 1\0\n";
-    (void)state;
     refused(key, sizeof key - 1, "f:1: numbers: keys must be texts|");
     refused(value, sizeof value - 1, "f:1: n1: a number of at least 0 is expected|");
     refused(raw, sizeof raw - 1, "f:1: control characters are not allowed|");
 }
 
-static void a_mapping_takes_over_what_it_does_not_say_itself(void **state)
+static void a_mapping_takes_over_what_it_does_not_say_itself(void **)
 {
     static const struct {
         const char *text, *told;
@@ -156,7 +150,6 @@ static void a_mapping_takes_over_what_it_does_not_say_itself(void **state)
         {"'<<': {n1: 1}\n", "f:1: <<: unknown|", 0},
         {"n1: &a 2\n<<: &b {<<: *b}\n", "f:2: <<: a mapping that is taken over cannot take over another one|", 2},
     };
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         double sum;
         unsigned n;
@@ -169,11 +162,10 @@ static void a_mapping_takes_over_what_it_does_not_say_itself(void **state)
 
 /* ---- files ------------------------------------------------------------------------------------------- */
 
-static void a_pipe_without_a_writer_is_an_empty_file(void **state)
+static void a_pipe_without_a_writer_is_an_empty_file(void **)
 {
     char dir[] = "/tmp/yaml_map.XXXXXX", path[64], err[256], *text = NULL;
     size_t len = 1;
-    (void)state;
     assert_non_null(mkdtemp(dir));
     snprintf(path, sizeof path, "%s/pipe", dir);
     assert_int_equal(mkfifo(path, 0600), 0);
@@ -188,12 +180,11 @@ static void a_pipe_without_a_writer_is_an_empty_file(void **state)
     rmdir(dir);
 }
 
-static void what_is_written_into_a_pipe_is_read_to_its_end(void **state)
+static void what_is_written_into_a_pipe_is_read_to_its_end(void **)
 {
     int ends[2];
     char path[64], err[256], *text = NULL;
     size_t len = 0;
-    (void)state;
     assert_int_equal(pipe(ends), 0);
     assert_int_equal(write(ends[1], "n1: 1\n", 6), 6);
     close(ends[1]);
@@ -216,7 +207,7 @@ static struct kvr_buf say(const struct kvr_entry *e)
     return b;
 }
 
-static void a_text_is_split_at_commas_that_have_no_backslash(void **state)
+static void a_text_is_split_at_commas_that_have_no_backslash(void **)
 {
     static const struct {
         const char *text, *parts;
@@ -228,7 +219,6 @@ static void a_text_is_split_at_commas_that_have_no_backslash(void **state)
         {",k", "|k|(none)|0"},
         {"", ""},
     };
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct kvr_entry e;
         assert_int_equal(kvr_entry_parse(cases[i].text, NULL, 0, &e), 0);
@@ -249,12 +239,11 @@ static int joined(const struct kvr_yaml *y, yaml_node_t *root, void *arg)
     return kvr_entry_join(y, root, "discovery-worker", arg);
 }
 
-static void a_mapping_says_the_same_with_lines_and_commas(void **state)
+static void a_mapping_says_the_same_with_lines_and_commas(void **)
 {
     static const char text[] = "model: 'a,b'\nurl: http://a\ntaint:\n- x\n- y\n";
     struct kvr_entry e;
     char err[256] = "";
-    (void)state;
     assert_int_equal(kvr_yaml_parse("f", text, sizeof text - 1, an_entry, &e, err, sizeof err), 0);
     struct kvr_buf b = say(&e);
     assert_string_equal(b.data, "http://a|model|a,b|1|taint|x|4|taint|y|5");
@@ -263,7 +252,7 @@ static void a_mapping_says_the_same_with_lines_and_commas(void **state)
     kvr_entry_free(&e);
 }
 
-static void a_mapping_without_its_head_or_with_more_than_texts_is_refused(void **state)
+static void a_mapping_without_its_head_or_with_more_than_texts_is_refused(void **)
 {
     static const struct {
         const char *text, *err;
@@ -275,7 +264,6 @@ static void a_mapping_without_its_head_or_with_more_than_texts_is_refused(void *
         {"url: http://a\nurl: http://b\n", "f:2: url: the key occurs twice"},
         {"- a\n", "f:1: worker: a mapping is expected"},
     };
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct kvr_entry e;
         char err[256] = "";
@@ -284,13 +272,12 @@ static void a_mapping_without_its_head_or_with_more_than_texts_is_refused(void *
     }
 }
 
-static void a_mapping_that_is_joined_is_split_again_as_it_was(void **state)
+static void a_mapping_that_is_joined_is_split_again_as_it_was(void **)
 {
     static const char text[] = "model: 'a,b'\nevents: tcp://{host}:1\ntp: 2\n", bad[] = "k: 'a\\'\n";
     struct kvr_buf b = {0};
     struct kvr_entry e;
     char err[256] = "";
-    (void)state;
     assert_int_equal(kvr_yaml_parse("f", text, sizeof text - 1, joined, &b, err, sizeof err), 0);
     kvr_buf_add(&b, "", 1);
     assert_string_equal(b.data, "model=a\\,b,events=tcp://{host}:1,tp=2");

@@ -91,12 +91,11 @@ static bool step(struct rig *r)
     return true;
 }
 
-static void connections_beyond_the_limit_are_ended(void **state)
+static void connections_beyond_the_limit_are_ended(void **)
 {
     struct rig r;
     int fd[PEERS];
     char c;
-    (void)state;
     rig_open(&r, 2, 1 << 20);
     for (int i = 0; i < PEERS; i++) fd[i] = dial(&r);
     WAIT_FOR(step(&r) && atomic_load(&r.guard.refused) == PEERS - 2, 20);
@@ -113,12 +112,11 @@ static void connections_beyond_the_limit_are_ended(void **state)
 }
 
 /* A message that never ends would grow in the socket, where nobody sees it. */
-static void a_peer_that_says_too_much_is_ended(void **state)
+static void a_peer_that_says_too_much_is_ended(void **)
 {
     static const unsigned char head[9] = {3, 0, 0, 0, 0, 0, 1, 0, 0}; /* long, more, 64 KiB */
     static const char data[1 << 16];
     struct rig r;
-    (void)state;
     rig_open(&r, 8, 1 << 20);
     int fd = subscribe_by_hand(&r);
     uint64_t deadline = seconds_from_now(30);
@@ -144,13 +142,12 @@ static int publish(struct rig *r, size_t len)
     return rc;
 }
 
-static void what_nobody_reads_is_bounded_in_bytes_and_its_reader_is_ended(void **state)
+static void what_nobody_reads_is_bounded_in_bytes_and_its_reader_is_ended(void **)
 {
     enum { BUDGET = 8 << 20 };
     struct rig r;
     int fd[PEERS];
     int refused = 0;
-    (void)state;
     rig_open(&r, PEERS, BUDGET);
     for (int i = 0; i < PEERS; i++) fd[i] = subscribe_by_hand(&r);
     for (int i = 0; i < 2000; i++) refused += publish(&r, 60000) == -KVR_ELIMIT;
@@ -164,12 +161,11 @@ static void what_nobody_reads_is_bounded_in_bytes_and_its_reader_is_ended(void *
     rig_close(&r);
 }
 
-static void a_reader_that_reads_stays(void **state)
+static void a_reader_that_reads_stays(void **)
 {
     struct rig r;
     char buf[1 << 16], endpoint[64];
     int all = 0;
-    (void)state;
     rig_open(&r, 4, 64 << 20);
     void *sub = zmq_socket(r.zmq, ZMQ_SUB);
     zmq_setsockopt(sub, ZMQ_RCVHWM, &all, sizeof all);

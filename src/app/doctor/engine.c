@@ -35,25 +35,21 @@ struct exam {
 
 /* ---- following ------------------------------------------------------------------------------------------------------ */
 
-static int on_event(void *ctx, void *user, const struct kvr_event *ev, const struct kvr_ingest_origin *origin)
+static int on_event(void *ctx, void *, const struct kvr_event *ev, const struct kvr_ingest_origin *)
 {
     struct exam *e = ctx;
-    (void)user;
-    (void)origin;
     return kvr_index_apply(e->index, ev);
 }
 
-static void on_window(void *ctx, void *user, const struct kvr_window_event *ev)
+static void on_window(void *ctx, void *, const struct kvr_window_event *ev)
 {
     struct exam *e = ctx;
-    (void)user;
     (void)kvr_index_window(e->index, ev);
 }
 
-static void on_reset(void *ctx, void *user, struct kvr_worker w)
+static void on_reset(void *ctx, void *, struct kvr_worker w)
 {
     struct exam *e = ctx;
-    (void)user;
     kvr_index_remove_rank(e->index, w);
 }
 

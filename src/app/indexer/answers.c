@@ -50,9 +50,8 @@ void answer_ok(struct request *rq, int status)
     answer_buf(rq, status, JSON_TYPE, &b);
 }
 
-void answer_error_body(struct kvr_buf *b, int status, const char *message)
+void answer_error_body(struct kvr_buf *b, int, const char *message)
 {
-    (void)status;
     kvr_json_printf(b, "{'error':%s}", message);
 }
 

@@ -108,11 +108,10 @@ struct partition **catalogue_list(struct indexer *x, size_t *n)
 
 /* ---- events ------------------------------------------------------------------------------------------------ */
 
-static int on_event(void *ctx, void *user, const struct kvr_event *ev, const struct kvr_ingest_origin *origin)
+static int on_event(void *ctx, void *user, const struct kvr_event *ev, const struct kvr_ingest_origin *)
 {
     struct indexer *x = ctx;
     struct partition *p = user;
-    (void)origin;
     kvr_recorder_event(x->recorder, ev);
     int rc = kvr_index_apply(p->index, ev);
     if (ev->tier != KVR_TIER_DEVICE && ev->kind == KVR_EVENT_STORED) atomic_store_explicit(&p->tiers, true, memory_order_relaxed);
@@ -120,17 +119,15 @@ static int on_event(void *ctx, void *user, const struct kvr_event *ev, const str
     return rc;
 }
 
-static bool holds(void *ctx, void *user, struct kvr_worker w, enum kvr_tier tier, uint64_t name)
+static bool holds(void *, void *user, struct kvr_worker w, enum kvr_tier tier, uint64_t name)
 {
     const struct partition *p = user;
-    (void)ctx;
     return kvr_index_holds(p->index, w, tier, name);
 }
 
-static void on_window(void *ctx, void *user, const struct kvr_window_event *ev)
+static void on_window(void *, void *user, const struct kvr_window_event *ev)
 {
     const struct partition *p = user;
-    (void)ctx;
     (void)kvr_index_window(p->index, ev);
 }
 
@@ -142,27 +139,22 @@ static void on_reset(void *ctx, void *user, struct kvr_worker w)
     kvr_index_drop_rank(p->index, w);
 }
 
-static void on_view(void *ctx, void *user, struct kvr_worker w, enum kvr_view_knowledge knowledge, const char *reason)
+static void on_view(void *, void *, struct kvr_worker w, enum kvr_view_knowledge knowledge, const char *reason)
 {
     unsigned long long id = w.worker_id;
-    (void)ctx;
-    (void)user;
     if (knowledge == KVR_VIEW_WHOLE) kvr_log("kvroute: view of instance %llu rank %u is whole", id, w.dp_rank);
     else
         kvr_log_warning_of(kvr_log_key(id, w.dp_rank, reason), "kvroute: view of instance %llu rank %u is %s%s%s", id, w.dp_rank,
                            kvr_view_knowledge_name(knowledge), reason[0] ? ": " : "", reason);
 }
 
-static void on_wiring(void *ctx, void *user, struct kvr_worker w, enum kvr_wiring wiring, const char *endpoint, const char *why)
+static void on_wiring(void *, void *, struct kvr_worker w, enum kvr_wiring wiring, const char *endpoint, const char *why)
 {
-    (void)ctx;
-    (void)user;
     kvr_ingest_tell_wiring("kvroute indexer: instance", w, wiring, endpoint, why);
 }
 
-static void on_end(void *ctx, void *user)
+static void on_end(void *, void *user)
 {
-    (void)ctx;
     partition_unref(user);
 }
 
@@ -199,17 +191,15 @@ static int start_plane(struct indexer *x)
     return o->plane == KVR_PLANE_NATS ? kvr_plane_feed_nats(x->nats, x->scope, x->ingest, &x->feed) : 0;
 }
 
-static struct kvr_index *hold(void *ctx, void *user)
+static struct kvr_index *hold(void *, void *user)
 {
     struct partition *p = user;
-    (void)ctx;
     partition_ref(p);
     return p->index;
 }
 
-static void release(void *ctx, void *user)
+static void release(void *, void *user)
 {
-    (void)ctx;
     partition_unref(user);
 }
 

@@ -66,10 +66,9 @@ static int keep_event(void *ctx, const struct kvr_event *ev)
     return stage_add(&s->stage, s->part, ev);
 }
 
-static void take_still(void *arg, const struct kvr_view_status *st, const uint32_t *ranks, size_t n, struct kvr_view_cursor *adopt)
+static void take_still(void *arg, const struct kvr_view_status *st, const uint32_t *ranks, size_t n, struct kvr_view_cursor *)
 {
     struct still *s = arg;
-    (void)adopt;
     s->status = *st;
     s->bare = kvr_ingest_bare(s->ingest);
     if (st->trusted && s->bare == KVR_VIEW_UNKNOWN) return; /* it would claim too much */

@@ -282,12 +282,11 @@ static void watch_for_end(struct indexer *x)
 }
 
 /* SIGHUP: what is in files is read again. What cannot be read stays as it was. */
-static void on_reload(uv_signal_t *s, int signum)
+static void on_reload(uv_signal_t *s, int)
 {
     struct indexer *x = s->data;
     const char *out = x->o->peer_key_file ? x->o->peer_key_file : x->o->api_key_file;
     char err[512];
-    (void)signum;
     kvr_systemd_reloading();
     if (telemetry_reopen(x)) kvr_log_warning("kvroute indexer: SIGHUP: the access log cannot be opened again; the old one stays");
     if (kvr_access_reload(x->access, err, sizeof err))

@@ -228,20 +228,16 @@ static void fail(struct recovery *r, const char *why)
     ask_next_peer(r);
 }
 
-static void on_head(struct kvr_http_call *call, void *ctx, int status, const struct kvr_headers *headers, int64_t length)
+static void on_head(struct kvr_http_call *, void *ctx, int status, const struct kvr_headers *, int64_t)
 {
     struct recovery *r = ctx;
-    (void)call;
-    (void)headers;
-    (void)length;
     r->status = status;
     r->deadline_ms = kvr_now_ms() + PEER_TIMEOUT_MS;
 }
 
-static void on_body(struct kvr_http_call *call, void *ctx, const char *data, size_t len)
+static void on_body(struct kvr_http_call *, void *ctx, const char *data, size_t len)
 {
     struct recovery *r = ctx;
-    (void)call;
     r->deadline_ms = kvr_now_ms() + PEER_TIMEOUT_MS; /* ten seconds without progress, however large the dump is */
     if (r->status / 100 != 2 || r->error) return;
     r->error = kvr_dump_stream_feed(&r->dump, data, len);
@@ -268,11 +264,10 @@ static void on_done(struct kvr_http_call *call, void *ctx)
     }
 }
 
-static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failure why, const char *text)
+static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failure, const char *text)
 {
     struct recovery *r = ctx;
     (void)call;
-    (void)why;
     r->call = NULL;
     fail(r, text);
 }

@@ -27,10 +27,9 @@ struct visit {
 };
 
 /* On the ingest thread: one source's content, with its place. Kept in memory: the disk must not hold up the events. */
-static void visit_source(void *arg, const struct kvr_view_status *st, const uint32_t *ranks, size_t n, struct kvr_view_cursor *adopt)
+static void visit_source(void *arg, const struct kvr_view_status *st, const uint32_t *ranks, size_t n, struct kvr_view_cursor *)
 {
     struct visit *v = arg;
-    (void)adopt;
     v->source = source_of(st->worker, &st->cursor);
     kvr_ingest_memory(v->ingest, &v->memory);
     for (size_t i = 0; i < n && v->rc == 0; i++) {

@@ -179,11 +179,9 @@ static void serve_one(struct mock_events *m)
 }
 
 /* The ZMQ descriptor is edge-triggered: everything that waits must be taken. */
-static void on_poll(uv_poll_t *poll, int status, int events)
+static void on_poll(uv_poll_t *poll, int, int)
 {
     struct mock_events *m = poll->data;
-    (void)status;
-    (void)events;
     for (;;) {
         int ready = 0;
         size_t len = sizeof ready;

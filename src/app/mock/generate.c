@@ -83,10 +83,9 @@ void mock_wake(struct mock_rank *r)
     if (!r->in_pass) next_pass(r);
 }
 
-void mock_gone(struct kvr_http_conn *c, void *ctx)
+void mock_gone(struct kvr_http_conn *c, void *)
 {
     struct mock_exchange *x = kvr_http_conn_user(c);
-    (void)ctx;
     if (!x) return;
     x->conn = NULL;
     if (x->ending || mock_leg_ignores_abort(x)) return;
@@ -199,12 +198,11 @@ void mock_sequence_over(struct mock_sequence *s)
     finish(x);
 }
 
-void mock_on_token(void *ctx, struct mock_request *r, uint32_t token, uint64_t index, bool last)
+void mock_on_token(void *, struct mock_request *r, uint32_t token, uint64_t index, bool last)
 {
     struct mock_sequence *s = mock_request_user(r);
     struct mock_exchange *x = s->exchange;
     char c = mock_char(token);
-    (void)ctx;
     if (last) s->request = NULL;
     if (x->ending) return;
     s->generated = index + 1;

@@ -131,9 +131,8 @@ void mock_server_info(struct mock *m, struct kvr_http_conn *c)
     mock_reply_json(c, 200, &b);
 }
 
-void mock_version(struct mock *m, struct kvr_http_conn *c)
+void mock_version(struct mock *, struct kvr_http_conn *c)
 {
-    (void)m;
     static const char text[] = "{\"version\":\"" MOCK_VLLM_VERSION "\"}";
     kvr_http_reply(c, 200, "application/json", NULL, text, sizeof text - 1);
 }

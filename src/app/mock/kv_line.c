@@ -73,11 +73,10 @@ static bool take_lines(struct mock_kv_line *l, size_t fresh)
     return l->in->len <= l->max;
 }
 
-static void on_bytes(uv_stream_t *s, ssize_t n, const uv_buf_t *buf)
+static void on_bytes(uv_stream_t *s, ssize_t n, const uv_buf_t *)
 {
     struct mock_kv_line *l = s->data;
     size_t fresh = l->in->len;
-    (void)buf;
     if (n == 0) return;
     if (n > 0) l->in->len += (size_t)n;
     if (n > 0 && take_lines(l, fresh)) return;
@@ -116,10 +115,9 @@ void mock_kv_line_send(struct mock_kv_line *l, struct kvr_buf *b)
     free(s);
 }
 
-static void on_finished(uv_shutdown_t *r, int status)
+static void on_finished(uv_shutdown_t *r, int)
 {
     struct mock_kv_line *l = r->data;
-    (void)status;
     if (!uv_is_closing((uv_handle_t *)&l->tcp)) l->on_end(l);
 }
 

@@ -211,10 +211,9 @@ void mock_leg_answered(struct mock *m, const struct mock_ask *a)
 
 /* ---- what transfers tell ------------------------------------------------------------------------------- */
 
-void mock_on_load(void *ctx, struct mock_request *r, size_t cached)
+void mock_on_load(void *, struct mock_request *r, size_t cached)
 {
     const struct mock_sequence *s = mock_request_user(r);
-    (void)ctx;
     if (s->fetch) mock_kv_pull(s->fetch, cached); /* what lacks something waits for ever */
 }
 

@@ -38,9 +38,8 @@ static void health(struct mock *m, struct kvr_http_conn *c)
     kvr_http_reply(c, up ? 200 : 503, NULL, NULL, "", 0);
 }
 
-static void load(struct mock *m, struct kvr_http_conn *c)
+static void load(struct mock *, struct kvr_http_conn *c)
 {
-    (void)m;
     kvr_http_reply(c, 200, "application/json", NULL, "{\"server_load\":0}", 17);
 }
 
@@ -111,9 +110,8 @@ static void on_request(struct kvr_http_conn *c, void *ctx)
 
 /* ---- start and end -------------------------------------------------------------------------------------------- */
 
-static void on_signal(uv_signal_t *s, int signum)
+static void on_signal(uv_signal_t *s, int)
 {
-    (void)signum;
     uv_stop(s->loop);
 }
 
@@ -177,9 +175,8 @@ static int start_rank(struct mock *m, uint32_t id)
     return 0;
 }
 
-static void close_all(uv_handle_t *h, void *arg)
+static void close_all(uv_handle_t *h, void *)
 {
-    (void)arg;
     if (!uv_is_closing(h) && (h->type == UV_TIMER || h->type == UV_SIGNAL)) uv_close(h, NULL);
 }
 

@@ -11,33 +11,27 @@
 
 /* ---- the engine's streams ---------------------------------------------------------------------------------------- */
 
-static int on_event(void *ctx, void *user, const struct kvr_event *ev, const struct kvr_ingest_origin *origin)
+static int on_event(void *, void *user, const struct kvr_event *ev, const struct kvr_ingest_origin *origin)
 {
-    (void)ctx;
     return feed_event(user, ev, origin);
 }
 
-static bool holds(void *ctx, void *user, struct kvr_worker w, enum kvr_tier tier, uint64_t name)
+static bool holds(void *, void *user, struct kvr_worker, enum kvr_tier tier, uint64_t name)
 {
     const struct feed *f = user;
-    (void)ctx;
-    (void)w;
     return kvr_local_index_holds(f->index, tier, name);
 }
 
-static void on_reset(void *ctx, void *user, struct kvr_worker w)
+static void on_reset(void *, void *user, struct kvr_worker)
 {
-    (void)ctx;
-    (void)w;
     feed_reset(user);
 }
 
 /* Only a whole view answers for all the engine holds. */
-static void on_view(void *ctx, void *user, struct kvr_worker w, enum kvr_view_knowledge knowledge, const char *reason)
+static void on_view(void *, void *user, struct kvr_worker w, enum kvr_view_knowledge knowledge, const char *reason)
 {
     struct feed *f = user;
     const char *name = kvr_view_knowledge_name(knowledge), *colon = reason[0] ? ": " : "";
-    (void)ctx;
     kvr_local_index_set_incomplete(f->index, knowledge == KVR_VIEW_WHOLE ? NULL : reason);
     if (knowledge != KVR_VIEW_UNKNOWN) atomic_store(&f->outlet->partial, knowledge == KVR_VIEW_PARTIAL);
     if (knowledge == KVR_VIEW_WHOLE) kvr_log("kvroute publish: the view of rank %u is whole", w.dp_rank);
@@ -46,10 +40,8 @@ static void on_view(void *ctx, void *user, struct kvr_worker w, enum kvr_view_kn
                            reason);
 }
 
-static void on_wiring(void *ctx, void *user, struct kvr_worker w, enum kvr_wiring wiring, const char *endpoint, const char *why)
+static void on_wiring(void *, void *, struct kvr_worker w, enum kvr_wiring wiring, const char *endpoint, const char *why)
 {
-    (void)ctx;
-    (void)user;
     kvr_ingest_tell_wiring("kvroute publish: worker", w, wiring, endpoint, why);
 }
 

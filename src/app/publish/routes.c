@@ -26,9 +26,8 @@ extern const char openapi_publish[]; /* openapi.yaml */
 
 /* ---- small answers ------------------------------------------------------------------------------------------------ */
 
-void publish_error_body(struct kvr_buf *b, int status, const char *message)
+void publish_error_body(struct kvr_buf *b, int, const char *message)
 {
-    (void)status;
     kvr_json_printf(b, "{'Error':%s}", message);
 }
 
@@ -96,11 +95,9 @@ static bool write_answer(struct kvr_producer *out, void *arg)
     return rc == 0 && kvr_produce(out, &a->b) == 0;
 }
 
-static void on_over(void *arg, bool sent, bool gone)
+static void on_over(void *arg, bool, bool)
 {
     struct answer *a = arg;
-    (void)sent;
-    (void)gone;
     a->p->answers--;
     kvr_buf_free(&a->b);
     free(a);
@@ -258,9 +255,8 @@ static void health(struct publish *p, struct kvr_http_conn *c)
     else kvr_http_reply(c, 200, "text/plain", NULL, "ok\n", 3);
 }
 
-static void openapi(struct publish *p, struct kvr_http_conn *c)
+static void openapi(struct publish *, struct kvr_http_conn *c)
 {
-    (void)p;
     kvr_http_reply(c, 200, "application/json", NULL, openapi_publish, strlen(openapi_publish));
 }
 

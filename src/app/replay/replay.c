@@ -138,11 +138,9 @@ static bool copy_header(const struct kvr_headers *h, const char *name, char *out
     return v.ptr != NULL;
 }
 
-static void on_head(struct kvr_http_call *c, void *ctx, int status, const struct kvr_headers *h, int64_t length)
+static void on_head(struct kvr_http_call *, void *ctx, int status, const struct kvr_headers *h, int64_t)
 {
     struct flight *f = ctx;
-    (void)c;
-    (void)length;
     struct kvr_text type = kvr_headers_get(h, "content-type");
     char id[24];
     f->status = status;
@@ -153,10 +151,9 @@ static void on_head(struct kvr_http_call *c, void *ctx, int status, const struct
     (void)copy_header(h, "x-kvroute-disagg", f->treatment, sizeof f->treatment);
 }
 
-static void on_body(struct kvr_http_call *c, void *ctx, const char *data, size_t len)
+static void on_body(struct kvr_http_call *, void *ctx, const char *data, size_t len)
 {
     struct flight *f = ctx;
-    (void)c;
     uint64_t before = f->sse.events;
     if (f->is_sse) kvr_sse_feed(&f->sse, f->run->json, data, len);
     if (f->answer.len + len < (8u << 20)) kvr_buf_add(&f->answer, data, len);
@@ -165,19 +162,16 @@ static void on_body(struct kvr_http_call *c, void *ctx, const char *data, size_t
     if (!f->first_ns) f->first_ns = f->last_ns;
 }
 
-static void on_done(struct kvr_http_call *c, void *ctx)
+static void on_done(struct kvr_http_call *, void *ctx)
 {
     struct flight *f = ctx;
-    (void)c;
     f->call = NULL;
     end_flight(f, NULL);
 }
 
-static void on_failed(struct kvr_http_call *c, void *ctx, enum kvr_http_failure why, const char *text)
+static void on_failed(struct kvr_http_call *, void *ctx, enum kvr_http_failure, const char *text)
 {
     struct flight *f = ctx;
-    (void)c;
-    (void)why;
     f->call = NULL;
     end_flight(f, text);
 }
@@ -213,13 +207,13 @@ static void launch(struct run *r, const struct traffic_request *rq)
                                       .ctx = f};
     uv_timer_init(&r->loop, &f->timer);
     f->timer.data = f;
-    kvr_buf_free(&head);
     r->in_flight++;
     r->issued++;
     f->start_ns = now_ns();
     f->call = kvr_http_call_start(r->client, &cc);
     KVR_ASSERT(f->call != NULL);
     kvr_body_unref(cc.body);
+    kvr_buf_free(&head);
     uv_timer_start(&f->timer, on_timeout, (uint64_t)(r->o->timeout * 1000), 0);
 }
 
@@ -278,10 +272,9 @@ static void on_progress(uv_timer_t *t)
     fflush(stderr);
 }
 
-static void on_signal(uv_signal_t *s, int signum)
+static void on_signal(uv_signal_t *s, int)
 {
     struct run *r = s->data;
-    (void)signum;
     r->stopped = true;
     pump(r);
 }

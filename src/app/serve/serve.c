@@ -140,17 +140,15 @@ static void on_given(void *ctx)
     kvr_ending_begin(&s->ending, "the ports are handed over", true);
 }
 
-static void on_reload(uv_signal_t *sig, int signum)
+static void on_reload(uv_signal_t *sig, int)
 {
-    (void)signum;
     kvr_systemd_reloading();
     (void)reload_all(sig->data, "SIGHUP", NULL);
     kvr_systemd_reloaded();
 }
 
-static void on_next(uv_signal_t *sig, int signum)
+static void on_next(uv_signal_t *sig, int)
 {
-    (void)signum;
     handover_start_next(sig->data);
 }
 
@@ -317,9 +315,8 @@ static int run(struct serve *s)
 
 /* ---- end ------------------------------------------------------------------------------------------------ */
 
-static void close_handle(uv_handle_t *h, void *arg)
+static void close_handle(uv_handle_t *h, void *)
 {
-    (void)arg;
     if (!uv_is_closing(h)) uv_close(h, NULL);
 }
 

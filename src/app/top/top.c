@@ -112,10 +112,9 @@ static bool one_look(struct top *t, bool terminal)
     return seen;
 }
 
-static void on_signal(uv_signal_t *s, int number)
+static void on_signal(uv_signal_t *s, int)
 {
     struct top *t = s->data;
-    (void)number;
     t->over = true;
     uv_stop(&t->loop);
 }

@@ -48,11 +48,10 @@ static bool begins(const uint8_t *value, size_t len, const char *with)
 
 /* Of the head of a call, one after the other. */
 static int on_header(nghttp2_session *session, const nghttp2_frame *frame, const uint8_t *name, size_t name_len, const uint8_t *value,
-                     size_t value_len, uint8_t flags, void *ctx)
+                     size_t value_len, uint8_t, void *ctx)
 {
     struct kvr_grpc_stream *s = begins_call(frame) ? stream_of(session, frame->hd.stream_id) : NULL;
     struct kvr__grpc_conn *c = ctx;
-    (void)flags;
     if (!s) return 0;
     if (is(name, name_len, ":path")) s->path = strndup((const char *)value, value_len);
     else if (is(name, name_len, ":method")) s->is_post = is(value, value_len, "POST");
@@ -87,11 +86,10 @@ static int on_frame(nghttp2_session *session, const nghttp2_frame *frame, void *
     return 0;
 }
 
-static int on_data(nghttp2_session *session, uint8_t flags, int32_t id, const uint8_t *data, size_t len, void *ctx)
+static int on_data(nghttp2_session *session, uint8_t, int32_t id, const uint8_t *data, size_t len, void *ctx)
 {
     struct kvr__grpc_conn *c = ctx;
     struct kvr_grpc_stream *s = stream_of(session, id);
-    (void)flags;
     nghttp2_session_consume_connection(session, len);
     if (s && !c->closing) kvr__grpc_stream_data(s, data, len);
     return 0;
@@ -110,11 +108,9 @@ static int on_sent(nghttp2_session *session, const nghttp2_frame *frame, void *c
     return 0;
 }
 
-static int on_stream_close(nghttp2_session *session, int32_t id, uint32_t code, void *ctx)
+static int on_stream_close(nghttp2_session *session, int32_t id, uint32_t, void *)
 {
     struct kvr_grpc_stream *s = stream_of(session, id);
-    (void)code;
-    (void)ctx;
     if (!s) return 0;
     nghttp2_session_set_stream_user_data(session, id, NULL);
     kvr__grpc_stream_gone(s);
@@ -307,10 +303,9 @@ static void take_tls(struct kvr__grpc_conn *c, const char *data, size_t n)
     kvr__grpc_conn_close(c);
 }
 
-static void on_alloc(uv_handle_t *h, size_t hint, uv_buf_t *buf)
+static void on_alloc(uv_handle_t *h, size_t, uv_buf_t *buf)
 {
     struct kvr__grpc_conn *c = h->data;
-    (void)hint;
     *buf = uv_buf_init(c->server->read_buffer, sizeof c->server->read_buffer);
 }
 

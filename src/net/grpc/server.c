@@ -130,10 +130,8 @@ static void take_connections(struct kvr_grpc_server *s, int most)
     set_listening(s, true);
 }
 
-static void on_readable(uv_poll_t *h, int status, int events)
+static void on_readable(uv_poll_t *h, int, int)
 {
-    (void)status;
-    (void)events;
     take_connections(h->data, ACCEPTED_MAX);
 }
 

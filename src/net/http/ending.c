@@ -81,9 +81,8 @@ void kvr_ending_tell(const struct kvr_ending *e, struct kvr_http_shared *const *
                 (unsigned long long)cut);
 }
 
-static void close_handle(uv_handle_t *h, void *arg)
+static void close_handle(uv_handle_t *h, void *)
 {
-    (void)arg;
     if (!uv_is_closing(h)) uv_close(h, NULL);
 }
 

@@ -10,11 +10,9 @@ struct request {
     bool over;
 };
 
-static void on_head(struct kvr_http_call *call, void *ctx, int status, const struct kvr_headers *headers, int64_t length)
+static void on_head(struct kvr_http_call *, void *ctx, int status, const struct kvr_headers *headers, int64_t)
 {
     struct request *r = ctx;
-    (void)call;
-    (void)length;
     r->out->status = status;
     for (size_t i = 0; i < headers->n; i++) {
         struct kvr_text name = kvr_headers_name(headers, i), value = kvr_headers_value(headers, i);
@@ -23,29 +21,25 @@ static void on_head(struct kvr_http_call *call, void *ctx, int status, const str
     }
 }
 
-static void on_body(struct kvr_http_call *call, void *ctx, const char *data, size_t len)
+static void on_body(struct kvr_http_call *, void *ctx, const char *data, size_t len)
 {
     struct request *r = ctx;
-    (void)call;
     if (r->out->body.len + len <= KVR_FETCH_BODY_MAX) kvr_buf_add(&r->out->body, data, len);
     else r->out->body.failed = true;
 }
 
-static void on_done(struct kvr_http_call *call, void *ctx)
+static void on_done(struct kvr_http_call *, void *ctx)
 {
     struct request *r = ctx;
-    (void)call;
     r->over = true;
     if (!r->out->body.failed && !r->out->headers.text.failed) return;
     r->out->status = 0;
     snprintf(r->out->error, sizeof r->out->error, "the answer is longer than %d MiB or than there is memory for", KVR_FETCH_BODY_MAX >> 20);
 }
 
-static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failure why, const char *text)
+static void on_failed(struct kvr_http_call *, void *ctx, enum kvr_http_failure, const char *text)
 {
     struct request *r = ctx;
-    (void)call;
-    (void)why;
     r->out->status = 0;
     snprintf(r->out->error, sizeof r->out->error, "%s", text);
     r->over = true;

@@ -86,12 +86,11 @@ static void hand_file(struct kvr_handover *h, const char *question, size_t len)
     if (fd >= 0) close(fd);
 }
 
-static void on_word(uv_poll_t *p, int status, int events)
+static void on_word(uv_poll_t *p, int status, int)
 {
     struct kvr_handover *h = p->data;
     char word[1 + KVR_HANDOVER_QUESTION_MAX];
     ssize_t n = status < 0 ? 0 : recv(h->taker_fd, word, sizeof word, MSG_DONTWAIT);
-    (void)events;
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (n > 0 && word[0] == A_QUESTION) {
         hand_file(h, word + 1, (size_t)n - 1);
@@ -111,11 +110,10 @@ static bool is_mine(int fd)
 }
 
 /* One taker at a time; another one waits in the kernel's queue, and is not looked at meanwhile. */
-static void on_taker(uv_poll_t *p, int status, int events)
+static void on_taker(uv_poll_t *p, int status, int)
 {
     struct kvr_handover *h = p->data;
     int fds[KVR_HANDOVER_FDS_MAX];
-    (void)events;
     if (status < 0) return;
     int fd = accept4(h->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd < 0) return;

@@ -165,10 +165,9 @@ int kvr_produce_start(const struct kvr_produce_config *config)
     return 0;
 }
 
-void kvr_produce_on_gone(struct kvr_http_conn *conn, void *ctx)
+void kvr_produce_on_gone(struct kvr_http_conn *conn, void *)
 {
     struct kvr_producer *d = kvr_http_conn_user(conn);
-    (void)ctx;
     if (!d) return;
     kvr_lock(&d->lock);
     d->gone = true;
@@ -177,10 +176,9 @@ void kvr_produce_on_gone(struct kvr_http_conn *conn, void *ctx)
     uv_async_send(&d->async);
 }
 
-void kvr_produce_on_drained(struct kvr_http_conn *conn, void *ctx)
+void kvr_produce_on_drained(struct kvr_http_conn *conn, void *)
 {
     struct kvr_producer *d = kvr_http_conn_user(conn);
-    (void)ctx;
     if (!d) return;
     kvr_lock(&d->lock);
     d->full = false;

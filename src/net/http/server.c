@@ -47,10 +47,9 @@ void kvr__conn_deadline(struct kvr_http_conn *c, double seconds)
 
 /* ---- reading ----------------------------------------------------------------------------------------- */
 
-static void on_alloc(uv_handle_t *h, size_t hint, uv_buf_t *buf)
+static void on_alloc(uv_handle_t *h, size_t, uv_buf_t *buf)
 {
     struct kvr_http_conn *c = h->data;
-    (void)hint;
     if (!kvr__request_straight(c, buf)) *buf = uv_buf_init(c->server->read_buffer, sizeof c->server->read_buffer);
 }
 
@@ -479,10 +478,8 @@ static void take_connections(struct kvr_http_server *s)
     set_listening(s, !blocked);
 }
 
-static void on_readable(uv_poll_t *h, int status, int events)
+static void on_readable(uv_poll_t *h, int, int)
 {
-    (void)status;
-    (void)events;
     take_connections(h->data);
 }
 

@@ -73,10 +73,9 @@ static bool use_pair(SSL_CTX *c, const char *cert_file, const char *key_file, ch
 static const unsigned char http1[] = "\x08http/1.1", http2[] = "\x02h2";
 
 /* A client that has ALPN must speak ours (RFC 7301, 3.2): bytes for another protocol are not to be taken for a request. */
-static int choose_protocol(SSL *ssl, const unsigned char **out, unsigned char *out_len, const unsigned char *in, unsigned in_len, void *arg)
+static int choose_protocol(SSL *, const unsigned char **out, unsigned char *out_len, const unsigned char *in, unsigned in_len, void *arg)
 {
     const unsigned char *ours = arg;
-    (void)ssl;
     unsigned char *chosen;
     if (SSL_select_next_proto(&chosen, out_len, ours, ours[0] + 1U, in, in_len) != OPENSSL_NPN_NEGOTIATED)
         return SSL_TLSEXT_ERR_ALERT_FATAL;

@@ -104,30 +104,25 @@ static void failed(struct job *j, const char *why)
     j->due_ms = uv_now(&j->client->loop) + pause;
 }
 
-static void on_head(struct kvr_http_call *call, void *ctx, int status, const struct kvr_headers *headers, int64_t length)
+static void on_head(struct kvr_http_call *, void *ctx, int status, const struct kvr_headers *, int64_t)
 {
     struct job *j = ctx;
-    (void)call;
-    (void)headers;
-    (void)length;
     j->status = status;
     j->deadline_ms = uv_now(&j->client->loop) + SILENT_MS;
 }
 
-static void on_body(struct kvr_http_call *call, void *ctx, const char *data, size_t len)
+static void on_body(struct kvr_http_call *, void *ctx, const char *data, size_t len)
 {
     struct job *j = ctx;
-    (void)call;
     j->deadline_ms = uv_now(&j->client->loop) + SILENT_MS;
     if (j->status / 100 == 2 && !j->error) j->error = kvr_recover_reader_feed(&j->reader, data, len);
 }
 
-static void on_done(struct kvr_http_call *call, void *ctx)
+static void on_done(struct kvr_http_call *, void *ctx)
 {
     struct job *j = ctx;
     struct kvr_recover_client *c = j->client;
     char why[96];
-    (void)call;
     end_attempt(j);
     if (j->status / 100 == 2 && !j->error) j->error = kvr_recover_reader_end(&j->reader);
     snprintf(why, sizeof why, "the recover endpoint answers with status %d", j->status);
@@ -138,11 +133,9 @@ static void on_done(struct kvr_http_call *call, void *ctx)
     start_due(c);
 }
 
-static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failure why, const char *text)
+static void on_failed(struct kvr_http_call *, void *ctx, enum kvr_http_failure, const char *text)
 {
     struct job *j = ctx;
-    (void)call;
-    (void)why;
     end_attempt(j);
     failed(j, text);
 }

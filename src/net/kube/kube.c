@@ -283,13 +283,11 @@ static void take_page(struct kvr_kube_watch *w)
     ask(w);
 }
 
-static void on_head(struct kvr_http_call *call, void *ctx, int status, const struct kvr_headers *headers, int64_t length)
+static void on_head(struct kvr_http_call *, void *ctx, int status, const struct kvr_headers *headers, int64_t)
 {
     struct kvr_kube_watch *w = ctx;
     struct kvr_text after = kvr_headers_get(headers, "retry-after");
     uint64_t seconds;
-    (void)call;
-    (void)length;
     if (status != 200 && after.ptr && kvr_parse_u64(after.ptr, after.len, 300, &seconds)) w->retry_after_ms = seconds * 1000;
     w->stats.watching = status == 200 && w->step == WATCHING;
 }

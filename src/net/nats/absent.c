@@ -4,7 +4,7 @@
 #include "net/nats/registry.h"
 #include "wire/prom_page.h"
 
-int kvr_nats_connect(const struct kvr_nats_config *c, struct kvr_nats **out, char *err, size_t cap)
+int kvr_nats_connect(const struct kvr_nats_config *, struct kvr_nats **, char *err, size_t cap)
 {
     (void)c;
     (void)out;
@@ -17,9 +17,8 @@ void kvr_nats_close(struct kvr_nats *n)
     KVR_ASSERT(!n);
 }
 
-void kvr_nats_stats(struct kvr_nats *n, struct kvr_nats_stats *out)
+void kvr_nats_stats(struct kvr_nats *, struct kvr_nats_stats *out)
 {
-    (void)n;
     *out = (struct kvr_nats_stats){0};
 }
 
@@ -30,10 +29,8 @@ int kvr_outlet_nats(struct kvr_nats *link, const char *scope, struct kvr_worker 
     return -1;
 }
 
-int kvr_outlet_jetstream(struct kvr_nats *link, const char *scope, int replicas, struct kvr_worker w, struct kvr_outlet **out, char *err,
-                         size_t cap)
+int kvr_outlet_jetstream(struct kvr_nats *link, const char *scope, int, struct kvr_worker w, struct kvr_outlet **out, char *err, size_t cap)
 {
-    (void)replicas;
     return kvr_outlet_nats(link, scope, w, out, err, cap);
 }
 
@@ -64,15 +61,13 @@ void kvr_plane_feed_close(struct kvr_plane_feed *f)
     KVR_ASSERT(!f);
 }
 
-uint64_t kvr_plane_feed_dropped(const struct kvr_plane_feed *f)
+uint64_t kvr_plane_feed_dropped(const struct kvr_plane_feed *)
 {
-    (void)f;
     return 0;
 }
 
-bool kvr_nats_is_up(const struct kvr_nats *n)
+bool kvr_nats_is_up(const struct kvr_nats *)
 {
-    (void)n;
     return false;
 }
 
@@ -128,9 +123,8 @@ bool kvr_registry_holds(struct kvr_registry *r, const char *key, char *owner, si
     return false;
 }
 
-bool kvr_registry_settled(struct kvr_registry *r)
+bool kvr_registry_settled(struct kvr_registry *)
 {
-    (void)r;
     return false;
 }
 

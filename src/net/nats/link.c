@@ -103,11 +103,10 @@ static void on_closed(natsConnection *nc, void *closure)
     kvr_unlock(&n->lock);
 }
 
-static void on_error(natsConnection *nc, natsSubscription *sub, natsStatus err, void *closure)
+static void on_error(natsConnection *nc, natsSubscription *, natsStatus err, void *closure)
 {
     struct kvr_nats *n = closure;
     const char *why = NULL;
-    (void)sub;
     if (atomic_fetch_add(&n->errors, 1) > 100) return; /* counted */
     natsConnection_GetLastError(nc, &why);
     kvr_log_warning("kvroute: nats: %s%s%s", natsStatus_GetText(err), why && *why ? ": " : "", why ? why : "");
@@ -353,12 +352,10 @@ void kvr__nats_retire(struct kvr_nats *n, natsSubscription *sub)
     kvr_unlock(&n->lock);
 }
 
-static void on_message(natsConnection *nc, natsSubscription *sub, natsMsg *msg, void *closure)
+static void on_message(natsConnection *, natsSubscription *, natsMsg *msg, void *closure)
 {
     struct kvr_nats_sub *s = closure;
     struct kvr_nats_message m = {natsMsg_GetSubject(msg), natsMsg_GetReply(msg), natsMsg_GetData(msg), (size_t)natsMsg_GetDataLength(msg)};
-    (void)nc;
-    (void)sub;
     atomic_fetch_add_explicit(&s->link->received, 1, memory_order_relaxed);
     s->fn(s->ctx, &m);
     natsMsg_Destroy(msg);

@@ -39,10 +39,9 @@ static int send_payload(struct nats_outlet *o, const char *topic, const char *su
     return rc;
 }
 
-static int publish(struct kvr_outlet *base, const struct kvr_event *ev, const struct kvr_engine_words *words)
+static int publish(struct kvr_outlet *base, const struct kvr_event *ev, const struct kvr_engine_words *)
 {
     struct nats_outlet *o = (struct nats_outlet *)base;
-    (void)words;
     kvr_lock(&o->lock);
     kvr_plane_event_write(&o->payload, ev);
     int rc = send_payload(o, KVR_PLANE_EVENTS, o->events);

@@ -131,9 +131,8 @@ int kvr_snapshots_piece(struct kvr_snapshots *s, const struct kvr_snapshot_versi
 
 /* ---- writing -------------------------------------------------------------------------------------------------------- */
 
-void kvr_snapshots_begin(struct kvr_snapshots *s, const struct kvr_snapshot_head *head, uint64_t position, struct kvr_snapshot_draft *out)
+void kvr_snapshots_begin(struct kvr_snapshots *, const struct kvr_snapshot_head *head, uint64_t position, struct kvr_snapshot_draft *out)
 {
-    (void)s;
     /* Two writers at once must not meet in the names of their pieces: the revision tells them apart from those before, the
      * clock from each other. */
     uint64_t last = head->n ? head->v[0].version : 0;

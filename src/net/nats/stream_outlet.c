@@ -311,10 +311,9 @@ static bool keep(struct js_outlet *o, struct kept *m)
     return true;
 }
 
-static int js_publish(struct kvr_outlet *base, const struct kvr_event *ev, const struct kvr_engine_words *words)
+static int js_publish(struct kvr_outlet *base, const struct kvr_event *ev, const struct kvr_engine_words *)
 {
     struct js_outlet *o = (struct js_outlet *)base;
-    (void)words;
     kvr_buf_reset(&o->out);
     atomic_store(&o->heartbeats->partial, atomic_load(&base->partial));
     kvr_nats_outlet_envelope(o->heartbeats, ev, &o->out);

@@ -224,20 +224,17 @@ static void judge(struct kvr_otlp *o)
 
 /* ---- the call ---------------------------------------------------------------------------------------- */
 
-static void on_head(struct kvr_http_call *call, void *ctx, int status, const struct kvr_headers *headers, int64_t length)
+static void on_head(struct kvr_http_call *, void *ctx, int status, const struct kvr_headers *headers, int64_t)
 {
     struct kvr_otlp *o = ctx;
     struct kvr_text after = kvr_headers_get(headers, "retry-after");
-    (void)call;
-    (void)length;
     o->status = status;
     if (after.ptr) (void)kvr_parse_u64(after.ptr, after.len, UINT32_MAX, &o->retry_after_s); /* a date is as if it were not there */
 }
 
-static void on_body(struct kvr_http_call *call, void *ctx, const char *data, size_t len)
+static void on_body(struct kvr_http_call *, void *ctx, const char *data, size_t len)
 {
     struct kvr_otlp *o = ctx;
-    (void)call;
     if (o->answer.len + len <= ANSWER_KEPT_MAX) kvr_buf_add(&o->answer, data, len);
 }
 
@@ -247,19 +244,16 @@ static void call_over(struct kvr_otlp *o)
     uv_timer_stop(&o->limit);
 }
 
-static void on_done(struct kvr_http_call *call, void *ctx)
+static void on_done(struct kvr_http_call *, void *ctx)
 {
     struct kvr_otlp *o = ctx;
-    (void)call;
     call_over(o);
     judge(o);
 }
 
-static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failure why, const char *text)
+static void on_failed(struct kvr_http_call *, void *ctx, enum kvr_http_failure, const char *text)
 {
     struct kvr_otlp *o = ctx;
-    (void)call;
-    (void)why;
     call_over(o);
     o->status = 0;
     try_again(o, text);
@@ -301,9 +295,8 @@ static void send_batch(struct kvr_otlp *o)
 
 /* ---- the thread -------------------------------------------------------------------------------------- */
 
-static void on_handle(uv_handle_t *h, void *arg)
+static void on_handle(uv_handle_t *h, void *)
 {
-    (void)arg;
     if (!uv_is_closing(h) && h->type != UV_ASYNC) uv_close(h, NULL);
 }
 

@@ -235,10 +235,9 @@ static void take_answer(struct kvr_remote_query *q, const char *data, size_t len
 /* ---- HTTP ---------------------------------------------------------------------------------------------------------- */
 
 /* Errors say so in the body. */
-static void on_body(struct kvr_http_call *call, void *ctx, const char *data, size_t len)
+static void on_body(struct kvr_http_call *, void *ctx, const char *data, size_t len)
 {
     struct kvr_remote_query *q = ctx;
-    (void)call;
     if (q->answer.len + len > ANSWER_MAX) q->answer.failed = true;
     kvr_buf_add(&q->answer, data, len);
 }

@@ -61,12 +61,11 @@ void kvr_zmq_budget_drop(struct kvr_zmq_budget *b)
 }
 
 /* On a thread of libzmq's. */
-static void body_free(void *data, void *hint)
+static void body_free(void *, void *hint)
 {
     struct body *body = hint;
     KVR_ASSERT(atomic_load(&body->filled));
     struct kvr_zmq_budget *b = body->budget;
-    (void)data;
     atomic_fetch_sub(&b->bytes, body->len);
     free(body);
     kvr_zmq_budget_drop(b);

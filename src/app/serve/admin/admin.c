@@ -67,9 +67,8 @@ static void validate(struct admin *admin, struct kvr_http_conn *c)
 
 /* ---- GET --------------------------------------------------------------------------------------------- */
 
-static void get_openapi(struct admin *admin, struct kvr_http_conn *c)
+static void get_openapi(struct admin *, struct kvr_http_conn *c)
 {
-    (void)admin;
     kvr_http_reply(c, 200, "application/json", NULL, openapi_admin, strlen(openapi_admin));
 }
 
@@ -241,10 +240,9 @@ static void post_select_and_reserve(struct admin *admin, struct kvr_http_conn *c
 
 /* ---- replicas ---------------------------------------------------------------------------------------- */
 
-static void put_peer(void *ctx, const char *endpoint, bool live)
+static void put_peer(void *ctx, const char *endpoint, bool)
 {
     struct kvr_buf *b = ctx;
-    (void)live;
     kvr_json_str(b, endpoint, strlen(endpoint));
 }
 
@@ -315,9 +313,8 @@ static void get_index_info(struct admin *admin, struct kvr_http_conn *c)
     if (serves_index(admin, c)) index_server_get_info(admin->peers, c);
 }
 
-static void post_index_info(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
+static void post_index_info(struct admin *admin, struct kvr_http_conn *c, struct kvr_json)
 {
-    (void)o;
     get_index_info(admin, c);
 }
 
@@ -431,10 +428,9 @@ static bool members_are_known(struct admin *admin, struct kvr_http_conn *c, stru
 }
 
 /* Of the answer that is being written. */
-static void put_ignored(struct kvr_http_conn *c, struct kvr_buf *head, void *ctx)
+static void put_ignored(struct kvr_http_conn *, struct kvr_buf *head, void *ctx)
 {
     const struct admin *admin = ctx;
-    (void)c;
     if (!admin->ignored.n) return;
     kvr_buf_str(head, "x-kvroute-ignored: ");
     for (size_t i = 0; i < admin->ignored.n; i++) {

@@ -14,9 +14,8 @@ void admin_reply(struct kvr_http_conn *c, int status, struct kvr_buf *b)
     kvr_buf_free(b);
 }
 
-void admin_error_body(struct kvr_buf *b, int status, const char *text)
+void admin_error_body(struct kvr_buf *b, int, const char *text)
 {
-    (void)status;
     kvr_json_printf(b, "{'error':%s}", text);
 }
 

@@ -65,9 +65,8 @@ static void on_wake(uv_async_t *a)
     atomic_store(&l->owed_conns, st.owed + (l->picker ? picker_open_calls(l->picker) : 0));
 }
 
-static void close_handle(uv_handle_t *h, void *arg)
+static void close_handle(uv_handle_t *h, void *)
 {
-    (void)arg;
     if (!uv_is_closing(h)) uv_close(h, NULL);
 }
 

@@ -131,11 +131,10 @@ static bool says_none(int status)
     return status == ARES_ENODATA || status == ARES_ENOTFOUND;
 }
 
-static void on_addresses(void *ctx, int status, int timeouts, struct ares_addrinfo *ai)
+static void on_addresses(void *ctx, int status, int, struct ares_addrinfo *ai)
 {
     struct question *q = ctx;
     struct discovery_dns *d = q->dns;
-    (void)timeouts;
     d->open--;
     if (status != ARES_SUCCESS && !says_none(status) && d->gave[q->family]) d->unanswered = true;
     for (const struct ares_addrinfo_node *n = status == ARES_SUCCESS ? ai->nodes : NULL; n; n = n->ai_next) {
@@ -170,11 +169,10 @@ static bool add_target(struct discovery_dns *d, const char *name, uint16_t port)
     return true;
 }
 
-static void on_services(void *ctx, int status, int timeouts, unsigned char *answer, int len)
+static void on_services(void *ctx, int status, int, unsigned char *answer, int len)
 {
     struct discovery_dns *d = ctx;
     struct ares_srv_reply *list = NULL;
-    (void)timeouts;
     d->open--;
     if (status == ARES_SUCCESS) status = ares_parse_srv_reply(answer, len, &list);
     if (status != ARES_SUCCESS && !says_none(status)) d->unanswered = true;

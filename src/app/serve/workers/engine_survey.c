@@ -34,10 +34,9 @@ static void forget(struct survey *v)
     free(v);
 }
 
-static void on_answer(void *ctx, const struct kvr_engine_facts *facts, const char *why)
+static void on_answer(void *ctx, const struct kvr_engine_facts *facts, const char *)
 {
     struct survey *v = ctx;
-    (void)why;
     if (facts) learn(v->workers, v->id, facts);
     else learn_nothing(v->workers, v->id); /* it is asked again in a while */
     forget(v);

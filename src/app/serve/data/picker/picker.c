@@ -42,24 +42,21 @@ static void on_open_health(struct kvr_grpc_stream *s, void *ctx)
     begin(ctx, s, true);
 }
 
-static void on_message(struct kvr_grpc_stream *s, void *ctx, const uint8_t *data, size_t len)
+static void on_message(struct kvr_grpc_stream *s, void *, const uint8_t *data, size_t len)
 {
     struct call *c = kvr_grpc_user(s);
-    (void)ctx;
     if (c) c->service->message(c, data, len);
 }
 
-static void on_half_closed(struct kvr_grpc_stream *s, void *ctx)
+static void on_half_closed(struct kvr_grpc_stream *s, void *)
 {
     struct call *c = kvr_grpc_user(s);
-    (void)ctx;
     if (c) c->service->half_closed(c);
 }
 
-static void on_gone(struct kvr_grpc_stream *s, void *ctx)
+static void on_gone(struct kvr_grpc_stream *s, void *)
 {
     struct call *c = kvr_grpc_user(s);
-    (void)ctx;
     if (!c) return;
     c->stream = NULL;
     c->service->gone(c);

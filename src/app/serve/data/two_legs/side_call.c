@@ -29,10 +29,9 @@ static void give_up(struct side_call *c)
     finish(c, false);
 }
 
-static void on_body(struct kvr_http_call *call, void *ctx, const char *data, size_t len)
+static void on_body(struct kvr_http_call *, void *ctx, const char *data, size_t len)
 {
     struct side_call *c = ctx;
-    (void)call;
     if (!c->keep) return;
     if (c->answer.len + len > c->keep) give_up(c);
     else kvr_buf_add(&c->answer, data, len);
@@ -45,11 +44,8 @@ static void on_done(struct kvr_http_call *call, void *ctx)
     finish(c, c->status < 400 && !c->answer.failed);
 }
 
-static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failure why, const char *text)
+static void on_failed(struct kvr_http_call *, void *ctx, enum kvr_http_failure, const char *)
 {
-    (void)call;
-    (void)why;
-    (void)text;
     finish(ctx, false);
 }
 

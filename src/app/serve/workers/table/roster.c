@@ -213,16 +213,13 @@ static void count_partitions(const struct roster_row *row, part_fn *is, enum kvr
         if (is(&row->servers[i], protocol)) n[row->servers[i].partition->number]++;
 }
 
-static bool is_any(const struct roster_server *w, enum kvr_kv_protocol p)
+static bool is_any(const struct roster_server *, enum kvr_kv_protocol)
 {
-    (void)w;
-    (void)p;
     return true;
 }
 
-static bool answers(const struct roster_server *w, enum kvr_kv_protocol p)
+static bool answers(const struct roster_server *w, enum kvr_kv_protocol)
 {
-    (void)p;
     return !w->partition->prefills;
 }
 

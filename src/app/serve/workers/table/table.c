@@ -54,10 +54,9 @@ bool worker_takes_whole(const struct worker *w)
     return w->role == ROLE_BOTH || (w->role == ROLE_DECODE && w->local_prefill && w->kv_protocol != KVR_KV_SGLANG);
 }
 
-void worker_sync_locked(struct workers *ws, struct worker *w)
+void worker_sync_locked(struct workers *, struct worker *w)
 {
     bool ok = worker_is_schedulable(w, now_ms());
-    (void)ws;
     w->schedulable = ok;
     if (!w->removed) kvr_router_set_schedulable(w->partition->router, w->id, ok);
 }

@@ -68,10 +68,9 @@ struct giving {
     int answer; /* 0: it is copied */
 };
 
-static void copy_view(void *arg, const struct kvr_view_status *st, const uint32_t *ranks, size_t n, struct kvr_view_cursor *adopt)
+static void copy_view(void *arg, const struct kvr_view_status *st, const uint32_t *ranks, size_t n, struct kvr_view_cursor *)
 {
     struct giving *g = arg;
-    (void)adopt;
     bool doubt = !st->connected || st->knowledge == KVR_VIEW_UNKNOWN || !st->cursor.known;
     bool of_use = !views_make_up(g->workers, g->of.worker) && kvr_ingest_bare(g->of.ingest) != KVR_VIEW_UNKNOWN;
     if (st->repairing || (!doubt && st->cursor.next < g->next)) g->answer = KVR_HANDOVER_LATER;
@@ -182,12 +181,10 @@ static void use(struct taking *t, const struct kvr_mapped *m, const struct kvr_v
     kvr_view_reading_free(&r);
 }
 
-static void take_view(void *arg, const struct kvr_view_status *st, const uint32_t *ranks, size_t n, struct kvr_view_cursor *adopt)
+static void take_view(void *arg, const struct kvr_view_status *st, const uint32_t *, size_t, struct kvr_view_cursor *adopt)
 {
     struct taking *t = arg;
     struct kvr_mapped m;
-    (void)ranks;
-    (void)n;
     t->whole = st->knowledge == KVR_VIEW_WHOLE;
     if (t->whole) return;
     t->why = "the process before does not have it";

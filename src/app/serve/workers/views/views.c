@@ -114,18 +114,16 @@ static int apply_event(struct workers *ws, const struct partition *p, const stru
     return rc;
 }
 
-static void on_served(void *ctx, void *user, const struct kvr_served *v)
+static void on_served(void *ctx, void *, const struct kvr_served *v)
 {
     struct supposition *u = *place_of(ctx, v->worker);
-    (void)user;
     if (u) kvr_supposed_served(u->supposed, v, now_ms());
 }
 
-static void on_tick(void *ctx, uint64_t now)
+static void on_tick(void *ctx, uint64_t)
 {
     struct workers *ws = ctx;
     struct kvr_supposed_stats sum = {0}, st;
-    (void)now;
     for (const struct supposition *u = ws->suppositions; u; u = u->next) {
         kvr_supposed_tick(u->supposed, now_ms());
         kvr_supposed_stats(u->supposed, &st);
@@ -136,11 +134,10 @@ static void on_tick(void *ctx, uint64_t now)
 
 /* ---- events ---------------------------------------------------------------------------------------------------------- */
 
-static int on_event(void *ctx, void *user, const struct kvr_event *ev, const struct kvr_ingest_origin *origin)
+static int on_event(void *ctx, void *user, const struct kvr_event *ev, const struct kvr_ingest_origin *)
 {
     struct workers *ws = ctx;
     const struct partition *p = user;
-    (void)origin;
     if (ev->tier != KVR_TIER_DEVICE) kvr_router_use_lower_tiers(p->router);
     kvr_recorder_event(ws->recorder, ev);
     int rc = apply_event(ws, p, ev);
@@ -149,10 +146,9 @@ static int on_event(void *ctx, void *user, const struct kvr_event *ev, const str
     return rc;
 }
 
-static bool holds(void *ctx, void *user, struct kvr_worker w, enum kvr_tier tier, uint64_t name)
+static bool holds(void *, void *user, struct kvr_worker w, enum kvr_tier tier, uint64_t name)
 {
     const struct partition *p = user;
-    (void)ctx;
     return kvr_index_holds(p->index, w, tier, name);
 }
 
@@ -161,10 +157,9 @@ bool views_make_up(struct workers *ws, struct kvr_worker w)
     return makes_up(ws, w);
 }
 
-static void on_window(void *ctx, void *user, const struct kvr_window_event *ev)
+static void on_window(void *, void *user, const struct kvr_window_event *ev)
 {
     const struct partition *p = user;
-    (void)ctx;
     (void)kvr_index_window(p->index, ev);
 }
 
@@ -316,18 +311,13 @@ int views_start(struct workers *ws)
 }
 
 /* Partitions live as long as the process. */
-static struct kvr_index *hold(void *ctx, void *user)
+static struct kvr_index *hold(void *, void *user)
 {
     const struct partition *p = user;
-    (void)ctx;
     return p->index;
 }
 
-static void release(void *ctx, void *user)
-{
-    (void)ctx;
-    (void)user;
-}
+static void release(void *, void *) {}
 
 int views_start_durable(struct workers *ws)
 {
