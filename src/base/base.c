@@ -2,6 +2,7 @@
 /* Assertions, byte-accounting memory and the seeded generator of base/base.h. */
 #include "base/base.h"
 
+#include <stdarg.h>
 #include <malloc.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -63,6 +64,15 @@ const struct kvr_clock *kvr_clock_monotonic(void)
 {
     static const struct kvr_clock clock = {monotonic_now, NULL};
     return &clock;
+}
+
+int kvr_refuse(char *err, size_t cap, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    vsnprintf(err, cap, format, args);
+    va_end(args);
+    return -1;
 }
 
 /* Without the system's generator: what an outsider can hardly guess. */

@@ -57,6 +57,9 @@ static inline uint64_t kvr_mix64(uint64_t x)
     x ^= x >> 33;
     x *= 0xc4ceb9fe1a85ec53ULL;
     x ^= x >> 33;
+/* Says in err, of cap bytes, what is wrong. Returns: -1. */
+int kvr_refuse(char *err, size_t cap, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
     return x;
 }
 

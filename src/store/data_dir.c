@@ -28,14 +28,9 @@ static bool lock_soon(int fd, unsigned patience_ms)
 int kvr_data_dir_open(const char *dir, unsigned patience_ms, char *err, size_t cap)
 {
     char lock[KVR_PATH_MAX];
-    if (snprintf(lock, sizeof lock, "%s/lock", dir) >= (int)sizeof lock - 300) {
-        snprintf(err, cap, "the path is longer than %d characters", KVR_PATH_MAX - 320);
-        return -1;
-    }
-    if (mkdir(dir, 0700) && errno != EEXIST) {
-        snprintf(err, cap, "cannot make '%s': %s", dir, strerror(errno));
-        return -1;
-    }
+    if (snprintf(lock, sizeof lock, "%s/lock", dir) >= (int)sizeof lock - 300)
+        return kvr_refuse(err, cap, "the path is longer than %d characters", KVR_PATH_MAX - 320);
+    if (mkdir(dir, 0700) && errno != EEXIST) return kvr_refuse(err, cap, "cannot make '%s': %s", dir, strerror(errno));
     int fd = open(lock, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
     if (fd >= 0 && lock_soon(fd, patience_ms)) return fd;
     bool taken = fd >= 0 && errno == EWOULDBLOCK;

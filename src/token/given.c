@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "base/base.h"
 #include "base/lock.h"
 #include "base/log.h"
 #include "token/library.h"
@@ -54,17 +55,12 @@ static int check_folder(const char *dir, char *why, size_t cap)
 
 int kvr_given_dirs_check(char *const *dirs, size_t n, size_t name_max, char *why, size_t cap)
 {
-    if (n > KVR_GIVEN_DIRS_MAX) {
-        snprintf(why, cap, "--tokenizer-dir: allowed: at most %d", KVR_GIVEN_DIRS_MAX);
-        return -1;
-    }
+    if (n > KVR_GIVEN_DIRS_MAX) return kvr_refuse(why, cap, "--tokenizer-dir: allowed: at most %d", KVR_GIVEN_DIRS_MAX);
     for (size_t i = 0; i < n; i++) {
         const char *dir = kvr_given_dir_path(dirs[i]);
         size_t name = (size_t)(dir - dirs[i]);
-        if (name == 1 || name > name_max + 1) {
-            snprintf(why, cap, "--tokenizer-dir: '%.100s': allowed: [MODEL=]DIR with a name of 1 to %zu bytes", dirs[i], name_max);
-            return -1;
-        }
+        if (name == 1 || name > name_max + 1)
+            return kvr_refuse(why, cap, "--tokenizer-dir: '%.100s': allowed: [MODEL=]DIR with a name of 1 to %zu bytes", dirs[i], name_max);
         if (check_folder(dir, why, cap)) return -1;
     }
     return 0;
@@ -161,10 +157,7 @@ int kvr_given_tokens_open(const struct kvr_given_tokens_config *config, struct k
     if (config->dir ? check_folder(config->dir, why, cap) : kvr_given_dirs_check(config->dirs, config->dirs_n, config->name_max, why, cap))
         return -1;
     struct kvr_given_tokens *g = calloc(1, sizeof *g);
-    if (!g) {
-        snprintf(why, cap, "out of memory");
-        return -1;
-    }
+    if (!g) return kvr_refuse(why, cap, "out of memory");
     kvr_lock_init(&g->lock, KVR_LOCK_TOKENIZER);
     g->program = config->program;
     put_options(g, config);

@@ -8,6 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/base.h"
+
 #ifndef KVR_TOKEN_LIBRARY_DIR
 #define KVR_TOKEN_LIBRARY_DIR "/usr/local/lib/kvroute"
 #endif
@@ -22,14 +24,9 @@ static bool find(void *handle, const char *name, void *where)
 
 static int take(void *handle, struct kvr_token_library *l, char *why, size_t cap)
 {
-    if (!find(handle, "kvr_tok_abi", &l->abi)) {
-        snprintf(why, cap, "%s is no tokenizer library: it has no kvr_tok_abi", l->path);
-        return -1;
-    }
-    if (l->abi() != KVR_TOK_ABI) {
-        snprintf(why, cap, "%s has ABI %u, this program needs %u: build both from one tree", l->path, l->abi(), KVR_TOK_ABI);
-        return -1;
-    }
+    if (!find(handle, "kvr_tok_abi", &l->abi)) return kvr_refuse(why, cap, "%s is no tokenizer library: it has no kvr_tok_abi", l->path);
+    if (l->abi() != KVR_TOK_ABI)
+        return kvr_refuse(why, cap, "%s has ABI %u, this program needs %u: build both from one tree", l->path, l->abi(), KVR_TOK_ABI);
     bool whole = find(handle, "kvr_tok_load", &l->load) && find(handle, "kvr_tok_variant", &l->variant) &&
                  find(handle, "kvr_tok_free", &l->free) && find(handle, "kvr_tok_ask", &l->ask) &&
                  find(handle, "kvr_tok_finish", &l->finish) && find(handle, "kvr_tok_drop", &l->drop) &&
@@ -50,8 +47,7 @@ static int open_at(const char *path, struct kvr_token_library *l, char *why, siz
     void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!handle) {
         const char *error = dlerror();
-        snprintf(why, cap, "%s cannot be loaded: %s", path, error ? error : "unknown error");
-        return -1;
+        return kvr_refuse(why, cap, "%s cannot be loaded: %s", path, error ? error : "unknown error");
     }
     return take(handle, l, why, cap);
 }
@@ -71,7 +67,6 @@ int kvr_token_library_open(const char *path, struct kvr_token_library *out, char
         if (snprintf(at, sizeof at, "%s%s/" KVR_TOKEN_LIBRARY_NAME, dir, near[i]) < (int)sizeof at) rc = open_at(at, out, why, cap);
     if (rc > 0) rc = open_at(KVR_TOKEN_LIBRARY_DIR "/" KVR_TOKEN_LIBRARY_NAME, out, why, cap);
     if (rc <= 0) return rc;
-    snprintf(why, cap, "there is no " KVR_TOKEN_LIBRARY_NAME " beside the program, in %.200s/../lib/kvroute or in " KVR_TOKEN_LIBRARY_DIR,
-             dir);
-    return -1;
+    return kvr_refuse(
+        why, cap, "there is no " KVR_TOKEN_LIBRARY_NAME " beside the program, in %.200s/../lib/kvroute or in " KVR_TOKEN_LIBRARY_DIR, dir);
 }

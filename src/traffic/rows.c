@@ -279,8 +279,7 @@ int traffic_text_ids(const struct traffic_config *c, const struct kvr_trace_row 
     *n = 0;
     if (c->texts && !c->texts->ids) return 0;
     if (c->texts) return c->texts->ids(c->texts->ctx, row->text, row->text_len, row->is_chat, tokens, n, why, cap);
-    snprintf(why, cap, "the line is a text");
-    return -1;
+    return kvr_refuse(why, cap, "the line is a text");
 }
 
 /* Ids of 512 tokens each in place of a text: of everything up to their end, and of no more than 53 bits, as not every reader has more. */

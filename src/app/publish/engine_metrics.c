@@ -175,8 +175,7 @@ int engine_metrics_start(struct publish *p, char *err, size_t cap)
     struct engine_metrics *m = calloc(1, sizeof *m);
     if (!m || kvr_http_client_create(&p->loop, 3, &m->client)) {
         free(m);
-        snprintf(err, cap, "out of memory");
-        return -1;
+        return kvr_refuse(err, cap, "out of memory");
     }
     m->publish = p;
     kvr_stamp_init(&m->stamp);

@@ -233,10 +233,7 @@ int feed_open(struct feed *f, const struct publish_options *o, uint32_t rank, ui
     f->worker = c.worker;
     f->block_size = c.block_size;
     f->next_id = KVR_PLANE_FIRST_EVENT;
-    if (kvr_local_index_create(&c, &f->index)) {
-        snprintf(err, cap, "out of memory");
-        return -1;
-    }
+    if (kvr_local_index_create(&c, &f->index)) return kvr_refuse(err, cap, "out of memory");
     kvr_local_index_set_incomplete(f->index, "the engine's events have not been seen yet");
     (void)publish_clear(f);
     return 0;

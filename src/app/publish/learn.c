@@ -152,10 +152,7 @@ int learning_start(struct publish *p, char *err, size_t cap)
                  url);
         return -1;
     }
-    if (!(p->learning = create(p, url))) {
-        snprintf(err, cap, "out of memory");
-        return -1;
-    }
+    if (!(p->learning = create(p, url))) return kvr_refuse(err, cap, "out of memory");
     p->learning->endpoint = e;
     uv_timer_start(&p->learning->timer, on_again, 0, 0);
     return 0;

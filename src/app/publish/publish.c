@@ -258,17 +258,12 @@ static int start(struct publish *p, char *err, size_t cap)
     if (kvr_curve_load(&o->plane.curve, &p->curve, err, cap)) return -1;
     int closed = p->zmq ? 0 : -KVR_ENOMEM;
     if (!closed && o->plane.plane == KVR_PLANE_ZMQ) closed = kvr_curve_door_open(p->curve, p->zmq, &p->door);
-    if (closed) {
-        snprintf(err, cap, "%s",
-                 closed == -KVR_EINVAL ? "--zmq-curve-key: needs --zmq-curve-clients, the keys that may hear what is published"
-                                       : "out of memory");
-        return -1;
-    }
+    if (closed)
+        return kvr_refuse(err, cap, "%s",
+                          closed == -KVR_EINVAL ? "--zmq-curve-key: needs --zmq-curve-clients, the keys that may hear what is published"
+                                                : "out of memory");
     if (connect_plane(p, err, cap)) return -1;
-    if (kvr_ingest_create(&h, o->restore_timeout, &p->ingest)) {
-        snprintf(err, cap, "out of memory");
-        return -1;
-    }
+    if (kvr_ingest_create(&h, o->restore_timeout, &p->ingest)) return kvr_refuse(err, cap, "out of memory");
     kvr_ingest_set_curve(p->ingest, p->curve);
     uv_timer_init(&p->loop, &p->heartbeat);
     p->heartbeat.data = p;

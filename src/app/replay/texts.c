@@ -49,8 +49,7 @@ static int make_ids(void *ctx, const char *members, size_t len, bool is_chat, ui
     char reason[400];
     if (!t->given) {
         atomic_store(&t->refused, true);
-        snprintf(why, cap, "its tokens need --tokenizer-dir");
-        return -1;
+        return kvr_refuse(why, cap, "its tokens need --tokenizer-dir");
     }
     int rc = put_question(members, len, is_chat, &question) ? 0 : -1;
     if (rc) snprintf(why, cap, "its tokens are made by engines only");

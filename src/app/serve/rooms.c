@@ -149,6 +149,5 @@ int rooms_add_worker(struct rooms *r, const struct kvr_entry *e, uint64_t place,
         return -1;
     }
     if (worker_add(ws, &spec.w, why, sizeof why) == 0) return 0;
-    snprintf(err, cap, "%s: %s", name, why);
-    return -1;
+    return kvr_refuse(err, cap, "%s: %s", name, why);
 }

@@ -178,10 +178,7 @@ int kvr_outlet_zmq(void *zmq, struct kvr_curve_door *door, const char *endpoint,
                    struct kvr_outlet **out, char *err, size_t cap)
 {
     struct zmq_outlet *o = calloc(1, sizeof *o);
-    if (!o) {
-        snprintf(err, cap, "out of memory");
-        return -1;
-    }
+    if (!o) return kvr_refuse(err, cap, "out of memory");
     o->base = (struct kvr_outlet){.publish = zmq_publish, .close = close_zmq, .tend = tend_zmq, .stats = zmq_stats};
     o->format = format;
     o->worker = w;

@@ -6,10 +6,7 @@
 
 int kvr_nats_connect(const struct kvr_nats_config *, struct kvr_nats **, char *err, size_t cap)
 {
-    (void)c;
-    (void)out;
-    snprintf(err, cap, "--nats-url: this kvroute was built without NATS (KVR_NATS=OFF)");
-    return -1;
+    return kvr_refuse(err, cap, "--nats-url: this kvroute was built without NATS (KVR_NATS=OFF)");
 }
 
 void kvr_nats_close(struct kvr_nats *n)
@@ -25,8 +22,7 @@ void kvr_nats_stats(struct kvr_nats *, struct kvr_nats_stats *out)
 int kvr_outlet_nats(struct kvr_nats *link, const char *scope, struct kvr_worker w, struct kvr_outlet **out, char *err, size_t cap)
 {
     (void)link, (void)scope, (void)w, (void)out;
-    snprintf(err, cap, "built without NATS");
-    return -1;
+    return kvr_refuse(err, cap, "built without NATS");
 }
 
 int kvr_outlet_jetstream(struct kvr_nats *link, const char *scope, int, struct kvr_worker w, struct kvr_outlet **out, char *err, size_t cap)

@@ -255,8 +255,7 @@ int kvr_nats_connect(const struct kvr_nats_config *c, struct kvr_nats **out, cha
     bool tls = false;
     if (!n || natsOptions_Create(&o) != NATS_OK) {
         free(n);
-        snprintf(err, cap, "out of memory");
-        return -1;
+        return kvr_refuse(err, cap, "out of memory");
     }
     kvr_lock_init(&n->lock, KVR_LOCK_NATS);
     pthread_cond_init(&n->closed_cond, NULL);

@@ -83,10 +83,7 @@ void kvr_nats_outlet_envelope(struct kvr_outlet *base, const struct kvr_event *e
 int kvr_outlet_nats(struct kvr_nats *link, const char *scope, struct kvr_worker w, struct kvr_outlet **out, char *err, size_t cap)
 {
     struct nats_outlet *o = calloc(1, sizeof *o);
-    if (!o) {
-        snprintf(err, cap, "out of memory");
-        return -1;
-    }
+    if (!o) return kvr_refuse(err, cap, "out of memory");
     o->base = (struct kvr_outlet){.publish = publish, .heartbeat = heartbeat, .close = close_outlet};
     o->link = link;
     o->worker = w;

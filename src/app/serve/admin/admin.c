@@ -679,8 +679,7 @@ int admin_open(struct admin *admin, char *err, size_t cap)
             kvr_log_warning("kvroute %s: %s (%s)", serve_command(admin->o), why, option);
         return 0;
     }
-    snprintf(err, cap, "%s: %s", option, why);
-    return -1;
+    return kvr_refuse(err, cap, "%s: %s", option, why);
 }
 
 int admin_start(struct admin *admin, const struct admin_port *port)

@@ -280,8 +280,7 @@ int keyrings_open(struct config *config, char *err, size_t cap)
     char why[400];
     config->keyrings.path = config->o->api_key_file;
     if (!config->keyrings.path || keyrings_reload(config, why, sizeof why) == 0) return 0;
-    snprintf(err, cap, "--api-key-file: %s", why);
-    return -1;
+    return kvr_refuse(err, cap, "--api-key-file: %s", why);
 }
 
 bool keyrings_are_used(const struct config *config)

@@ -105,8 +105,7 @@ int models_config_open(struct config *config, char *err, size_t cap)
 {
     char why[400];
     if (!config->o->models_file || models_config_reload(config, why, sizeof why) == 0) return 0;
-    snprintf(err, cap, "models-file: %s", why);
-    return -1;
+    return kvr_refuse(err, cap, "models-file: %s", why);
 }
 
 /* ---- what is in force -------------------------------------------------------------------------------- */

@@ -41,10 +41,7 @@ int discovery_check(struct discovery *d, char *err, size_t cap)
 int discovery_start(struct discovery *d, char *err, size_t cap)
 {
     const struct finder *f = &finders[d->o->discovery];
-    if (!found_workers_open(d)) {
-        snprintf(err, cap, "out of memory");
-        return -1;
-    }
+    if (!found_workers_open(d)) return kvr_refuse(err, cap, "out of memory");
     d->settled = !f->start;
     return f->start ? f->start(d, err, cap) : 0;
 }
@@ -52,8 +49,7 @@ int discovery_start(struct discovery *d, char *err, size_t cap)
 int discovery_announce(struct discovery *d, uint16_t admin_port, char *err, size_t cap)
 {
     if (!d->nats || discovery_nats_announce(d->nats, admin_port) == 0) return 0;
-    snprintf(err, cap, "--discovery nats: out of memory, or built without NATS");
-    return -1;
+    return kvr_refuse(err, cap, "--discovery nats: out of memory, or built without NATS");
 }
 
 void discovery_tick(struct discovery *d)

@@ -420,10 +420,7 @@ static int check_options(struct discovery_dns *d, char *err, size_t cap)
 int discovery_dns_check(struct discovery *room, char *err, size_t cap)
 {
     struct discovery_dns *d = calloc(1, sizeof *d);
-    if (!d) {
-        snprintf(err, cap, "out of memory");
-        return -1;
-    }
+    if (!d) return kvr_refuse(err, cap, "out of memory");
     d->discovery = room;
     int rc = check_options(d, err, cap);
     free(d);

@@ -47,10 +47,7 @@ static FILE *open_regular(const char *path)
 static int read_line(struct discovery *d, const char *line, size_t at, struct worker_spec *out, char *err, size_t cap)
 {
     struct kvr_entry e;
-    if (kvr_entry_parse(line, d->o->discovery_target, at, &e)) {
-        snprintf(err, cap, "out of memory");
-        return -1;
-    }
+    if (kvr_entry_parse(line, d->o->discovery_target, at, &e)) return kvr_refuse(err, cap, "out of memory");
     int rc = worker_read(d->workers, &e, out, err, cap);
     kvr_entry_free(&e);
     return rc;
@@ -63,10 +60,7 @@ static int each_line(struct discovery *d, struct discovery_file *file,
     char line[LINE_MAX_LEN];
     size_t at = 0;
     FILE *f = open_regular(d->o->discovery_target);
-    if (!f) {
-        snprintf(err, cap, "'%.200s': %s", d->o->discovery_target, strerror(errno));
-        return -1;
-    }
+    if (!f) return kvr_refuse(err, cap, "'%.200s': %s", d->o->discovery_target, strerror(errno));
     int rc = 0;
     while (rc == 0 && fgets(line, sizeof line, f)) {
         size_t n = strcspn(line, "\r\n");
@@ -102,8 +96,7 @@ static int load(struct discovery *d, struct discovery_file *f, char *err, size_t
 
 static int needs_target(char *err, size_t cap)
 {
-    snprintf(err, cap, "--discovery file needs --discovery-target FILE");
-    return -1;
+    return kvr_refuse(err, cap, "--discovery file needs --discovery-target FILE");
 }
 
 int discovery_file_check(struct discovery *d, char *err, size_t cap)
@@ -122,10 +115,7 @@ int discovery_file_start(struct discovery *d, char *err, size_t cap)
     char why[1200];
     if (!d->o->discovery_target && needs_target(err, cap)) return -1;
     struct discovery_file *f = calloc(1, sizeof *f);
-    if (!f) {
-        snprintf(err, cap, "out of memory");
-        return -1;
-    }
+    if (!f) return kvr_refuse(err, cap, "out of memory");
     f->looked_ms = now_ms();
     (void)stat(d->o->discovery_target, &f->last);
     if (discovery_file_reload(d, f, why, sizeof why) == 0) {

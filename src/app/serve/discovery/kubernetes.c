@@ -320,8 +320,7 @@ static int find_space(struct discovery_kubernetes *k, char *err, size_t cap)
     if (f) fclose(f);
     k->space[strcspn(k->space, "\r\n")] = 0;
     if (kvr_kube_name_ok(k->space)) return 0;
-    snprintf(err, cap, "--discovery kubernetes: there is no " ACCOUNT "namespace: use --kubernetes-namespace");
-    return -1;
+    return kvr_refuse(err, cap, "--discovery kubernetes: there is no " ACCOUNT "namespace: use --kubernetes-namespace");
 }
 
 static int find_api(const struct serve_options *o, char *out, size_t cap, char *err, size_t err_cap)
@@ -351,10 +350,7 @@ static int open_all(struct discovery_kubernetes *k, char *err, size_t cap)
                                            .api = url,
                                            .ca = account_file(o->kubernetes_ca, ACCOUNT "ca.crt"),
                                            .token_file = account_file(o->kubernetes_token_file, ACCOUNT "token")};
-    if (kvr_kube_open(&config, &k->kube, why, sizeof why)) {
-        snprintf(err, cap, "--discovery kubernetes: %s", why);
-        return -1;
-    }
+    if (kvr_kube_open(&config, &k->kube, why, sizeof why)) return kvr_refuse(err, cap, "--discovery kubernetes: %s", why);
     snprintf(err, cap, "--discovery kubernetes: out of memory");
     if (o->kubernetes_pool) return watch_pool(k) ? 0 : -1;
     snprintf(k->pool.selector, sizeof k->pool.selector, "%s", o->kubernetes_selector);

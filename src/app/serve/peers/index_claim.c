@@ -91,10 +91,7 @@ int index_claim_open(const struct index_claim_config *cc, struct index_claim **o
 {
     struct index_claim *c = calloc(1, sizeof *c);
     char scope[96], host[64] = "", text[300], watch[KVR_REGISTRY_KEY_MAX];
-    if (!c) {
-        snprintf(err, cap, "out of memory");
-        return -1;
-    }
+    if (!c) return kvr_refuse(err, cap, "out of memory");
     kvr_registry_token(cc->scope, scope, sizeof scope);
     (void)gethostname(host, sizeof host - 1);
     c->predicted = cc->predicted;

@@ -289,10 +289,7 @@ int index_server_start(struct peers *peers, char *err, size_t cap)
 {
     if (!peers->o->serve_indexer) return 0;
     struct index_server *v = calloc(1, sizeof *v);
-    if (!v) {
-        snprintf(err, cap, "out of memory");
-        return -1;
-    }
+    if (!v) return kvr_refuse(err, cap, "out of memory");
     v->http.peers = v->query.peers = v->record.peers = v->info.peers = peers;
     v->instance = peers->process->salt >> 11; /* exact as a JSON number */
     peers->served = v;
@@ -301,8 +298,7 @@ int index_server_start(struct peers *peers, char *err, size_t cap)
                                     v->instance,          peers->o->admin_port};
     if (index_claim_open(&cc, &v->claim, err, cap)) return -1;
     if (subscribe(&v->info, KVR_SERVICE_INFO, false, on_info) == 0) return 0;
-    snprintf(err, cap, "serve-indexer: the service cannot be announced over NATS");
-    return -1;
+    return kvr_refuse(err, cap, "serve-indexer: the service cannot be announced over NATS");
 }
 
 static void asker_free(struct asker *a)

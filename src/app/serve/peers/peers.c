@@ -21,8 +21,7 @@ int peers_start(struct peers *p, char *err, size_t cap)
 {
     if (index_server_start(p, err, cap) || replicas_start(p, err, cap)) return -1;
     if (shards_start(p) == 0) return 0;
-    snprintf(err, cap, "out of memory");
-    return -1;
+    return kvr_refuse(err, cap, "out of memory");
 }
 
 void peers_tick(struct peers *p)

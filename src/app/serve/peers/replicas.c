@@ -210,10 +210,7 @@ bool replicas_wanted(const struct serve_options *o)
 int replicas_start(struct peers *peers, char *err, size_t cap)
 {
     if (!replicas_wanted(peers->o)) return 0;
-    if (!(peers->replicas = calloc(1, sizeof *peers->replicas))) {
-        snprintf(err, cap, "out of memory");
-        return -1;
-    }
+    if (!(peers->replicas = calloc(1, sizeof *peers->replicas))) return kvr_refuse(err, cap, "out of memory");
     struct kvr_sync_handler h = {.on_event = on_event, .on_reset = on_reset, .write_snapshot = write_snapshot, .ctx = peers};
     if (replicas_over_nats(peers->o)) {
         int failed = kvr_sync_create_nats(peers->process->nats, peers->process->scope, &h, &peers->sync);
@@ -221,15 +218,13 @@ int replicas_start(struct peers *peers, char *err, size_t cap)
         return failed ? -1 : 0;
     }
     int rc = kvr_sync_create(peers->o->replica_sync_bind, (uint16_t)peers->o->replica_sync_port, peers->process->curve, &h, &peers->sync);
-    if (rc) {
-        snprintf(err, cap, "replica-sync-port, replica-sync-bind: cannot listen on %.80s, port %llu: %s", peers->o->replica_sync_bind,
-                 (unsigned long long)peers->o->replica_sync_port,
-                 rc == -KVR_EEXISTS     ? "the port is in use"
-                 : rc == -KVR_EINVAL    ? "allowed: an address of this machine, or 0.0.0.0"
-                 : rc == -KVR_ENOTFOUND ? "--zmq-curve-key needs --zmq-curve-clients, the keys of the other routers"
-                                        : kvr_strerror(rc));
-        return -1;
-    }
+    if (rc)
+        return kvr_refuse(err, cap, "replica-sync-port, replica-sync-bind: cannot listen on %.80s, port %llu: %s",
+                          peers->o->replica_sync_bind, (unsigned long long)peers->o->replica_sync_port,
+                          rc == -KVR_EEXISTS     ? "the port is in use"
+                          : rc == -KVR_EINVAL    ? "allowed: an address of this machine, or 0.0.0.0"
+                          : rc == -KVR_ENOTFOUND ? "--zmq-curve-key needs --zmq-curve-clients, the keys of the other routers"
+                                                 : kvr_strerror(rc));
     char *copy = peers->o->replica_sync_peers ? strdup(peers->o->replica_sync_peers) : NULL, *rest = copy, *one;
     while (rc == 0 && copy && (one = strsep(&rest, ", "))) {
         if (!*one) continue;

@@ -316,10 +316,8 @@ int tokenizers_open(struct tokenizers *t, char *err, size_t cap)
     if (tokenizers_check(t, err, cap)) return -1;
     t->wanted = true;
     if ((!must && !t->o->tokenizer_lib && !t->o->tokenizer_dirs_n) || open_library(t, why, sizeof why)) return 0;
-    if (must || t->o->tokenizer_lib) {
-        snprintf(err, cap, "%s: %s", t->o->tokenizer_lib ? "--tokenizer-lib" : "--tokenizer local", why);
-        return -1;
-    }
+    if (must || t->o->tokenizer_lib)
+        return kvr_refuse(err, cap, "%s: %s", t->o->tokenizer_lib ? "--tokenizer-lib" : "--tokenizer local", why);
     kvr_log_warning("kvroute: --tokenizer-dir: tokens are asked of engines: %s", why);
     return 0;
 }

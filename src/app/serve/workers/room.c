@@ -51,10 +51,7 @@ void workers_destroy(struct workers *ws)
 
 int workers_start(struct workers *ws, char *err, size_t cap)
 {
-    if (engine_load_start(ws)) {
-        snprintf(err, cap, "out of memory");
-        return -1;
-    }
+    if (engine_load_start(ws)) return kvr_refuse(err, cap, "out of memory");
     return ws->o->select_only || health_start(ws) == 0 ? 0 : -1;
 }
 

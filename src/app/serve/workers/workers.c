@@ -202,15 +202,11 @@ static int add_locked(struct workers *ws, struct worker *w, struct worker *old, 
 {
     w->partition = partition_get_locked(ws, w, err, cap);
     if (!w->partition) return -1;
-    if (!register_locked(ws, w)) {
-        snprintf(err, cap, "out of memory");
-        return -1;
-    }
+    if (!register_locked(ws, w)) return kvr_refuse(err, cap, "out of memory");
     int rc = take_over_locked(ws, w, old, place);
     if (rc) {
         unregister_locked(ws, w, old);
-        snprintf(err, cap, "%s", rc == -KVR_ELIMIT ? "more than 256 taints of one (model, group, block size)" : kvr_strerror(rc));
-        return -1;
+        return kvr_refuse(err, cap, "%s", rc == -KVR_ELIMIT ? "more than 256 taints of one (model, group, block size)" : kvr_strerror(rc));
     }
     atomic_store(&w->refs, 1);
     w->unreachable = !w->url[0] && !ws->o->select_only;
@@ -284,18 +280,14 @@ static int make_ready(const struct workers *ws, struct worker *w, char *err, siz
     if (!w->block_size_known) w->block_size = worker_block_size(ws, w);
     const struct worker *other = w->block_size_known && !w->learns ? block_size_conflict(ws, w) : NULL;
     if (!other) return 0;
-    snprintf(err, cap, "block_size mismatch for model=%s: worker %llu has %u, requested=%u", w->model[0] ? w->model : "default",
-             (unsigned long long)other->id, other->block_size, w->block_size);
-    return -1;
+    return kvr_refuse(err, cap, "block_size mismatch for model=%s: worker %llu has %u, requested=%u", w->model[0] ? w->model : "default",
+                      (unsigned long long)other->id, other->block_size, w->block_size);
 }
 
 int worker_add(struct workers *ws, const struct worker *spec, char *err, size_t cap)
 {
     struct worker *w = copy_of(spec);
-    if (!w) {
-        snprintf(err, cap, "out of memory");
-        return -1;
-    }
+    if (!w) return kvr_refuse(err, cap, "out of memory");
     views_unfollow(ws, w->id);
     struct worker *old = worker_find_locked(ws, w->id), **place = old ? place_of(ws, old) : NULL;
     int rc = make_ready(ws, w, err, cap);

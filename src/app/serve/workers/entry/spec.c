@@ -221,10 +221,7 @@ int worker_read(const struct workers *ws, const struct kvr_entry *e, struct work
     char name[WORKER_NAME_MAX];
     worker_spec_init(ws, out);
     worker_name(e, 0, name, sizeof name);
-    if (too_long(e)) {
-        snprintf(err, cap, "%s: the value is longer than %d characters", name, ENTRY_MAX);
-        return -1;
-    }
+    if (too_long(e)) return kvr_refuse(err, cap, "%s: the value is longer than %d characters", name, ENTRY_MAX);
     if (!worker_set_url(&out->w, e->head, strlen(e->head))) {
         snprintf(err, cap, "%s: bad value '%.120s'; allowed: http://host[:port][,key=value...] or https://...", name, e->head);
         return -1;
@@ -237,10 +234,7 @@ int worker_read(const struct workers *ws, const struct kvr_entry *e, struct work
 int worker_parse(const struct workers *ws, const char *text, struct worker_spec *out, char *err, size_t cap)
 {
     struct kvr_entry e;
-    if (kvr_entry_parse(text, NULL, 0, &e)) {
-        snprintf(err, cap, "--worker: out of memory");
-        return -1;
-    }
+    if (kvr_entry_parse(text, NULL, 0, &e)) return kvr_refuse(err, cap, "--worker: out of memory");
     int rc = worker_read(ws, &e, out, err, cap);
     kvr_entry_free(&e);
     return rc;

@@ -86,10 +86,8 @@ int worker_tls_apply(const struct worker_tls *t, struct worker *w, char *err, si
 {
     w->tls = NULL;
     if (!t->given) return 0;
-    if (!w->endpoint.tls) {
-        snprintf(err, cap, "tls-ca, tls-cert, tls-key, tls-server-name and tls-verify are for https:// addresses");
-        return -1;
-    }
+    if (!w->endpoint.tls)
+        return kvr_refuse(err, cap, "tls-ca, tls-cert, tls-key, tls-server-name and tls-verify are for https:// addresses");
     const struct kvr_tls_peer_config c = {or_null(t->ca), or_null(t->cert), or_null(t->key), or_null(t->name), t->insecure};
     w->tls = kvr_tls_peer_get(&c, err, cap);
     if (!w->tls) return -1;
