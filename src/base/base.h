@@ -26,6 +26,14 @@
 #define KVR_MAX(a, b)    ((a) > (b) ? (a) : (b))
 #define KVR_ARRAY_LEN(a) (sizeof(a) / sizeof((a)[0]))
 
+/* Takes x out of the list that begins at `first`, which has it. */
+#define KVR_UNLINK(first, x)                                                                                                               \
+    do {                                                                                                                                   \
+        __typeof__(x) *at_ = &(first);                                                                                                     \
+        while (*at_ != (x)) at_ = &(*at_)->next;                                                                                           \
+        *at_ = (x)->next;                                                                                                                  \
+    } while (0)
+
 /* Memory of one object: an allocator, the bytes it holds and the most it may hold (0 = no cap).
  * Not thread-safe: the owner serialises. */
 struct kvr_mem {
@@ -49,6 +57,9 @@ int kvr_mem_grow(struct kvr_mem *m, void **ptr, size_t *cap, size_t need, size_t
  * other may be added. Returns: false: there is no memory, and nothing has changed. */
 bool kvr_grow(void *list, size_t *cap, size_t need, size_t elem);
 
+/* Says in err, of cap bytes, what is wrong. Returns: -1. */
+int kvr_refuse(char *err, size_t cap, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
 /* 64-bit finaliser (murmur3's), for table positions. */
 static inline uint64_t kvr_mix64(uint64_t x)
 {
@@ -57,9 +68,6 @@ static inline uint64_t kvr_mix64(uint64_t x)
     x ^= x >> 33;
     x *= 0xc4ceb9fe1a85ec53ULL;
     x ^= x >> 33;
-/* Says in err, of cap bytes, what is wrong. Returns: -1. */
-int kvr_refuse(char *err, size_t cap, const char *format, ...) __attribute__((format(printf, 3, 4)));
-
     return x;
 }
 

@@ -317,9 +317,7 @@ static struct kvr_lane *lane_for(struct kvr_queue *q, struct class_state *c, con
 static void lane_drop_if_empty(struct kvr_queue *q, struct class_state *c, struct kvr_lane *l)
 {
     if (l->n || l->shared) return;
-    struct kvr_lane **p = &c->pinned;
-    while (*p != l) p = &(*p)->next;
-    *p = l->next;
+    KVR_UNLINK(c->pinned, l);
     lane_clear(q, l);
     kvr_mem_put(&q->mem, l, sizeof *l);
 }

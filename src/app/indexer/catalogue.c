@@ -73,9 +73,7 @@ static struct partition *make_locked(struct indexer *x, const char *model, const
 
 static void drop_locked(struct indexer *x, struct partition *p)
 {
-    struct partition **at = &x->partitions;
-    while (*at != p) at = &(*at)->next;
-    *at = p->next;
+    KVR_UNLINK(x->partitions, p);
     x->partitions_n--;
     atomic_store(&p->gone, true);
     if (x->partitions_n) share_cap_locked(x);
@@ -372,9 +370,7 @@ static struct instance *instance_make_locked(struct indexer *x, const struct reg
 
 static void instance_drop_locked(struct indexer *x, struct instance *i)
 {
-    struct instance **at = &x->instances;
-    while (*at != i) at = &(*at)->next;
-    *at = i->next;
+    KVR_UNLINK(x->instances, i);
     x->instances_n--;
     if (--i->part->instances == 0) drop_locked(x, i->part);
     free(i->listeners);

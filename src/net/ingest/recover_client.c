@@ -62,9 +62,7 @@ static void job_free(struct job *j)
 
 static void unlink_job(struct job *j)
 {
-    struct job **p = &j->client->jobs;
-    while (*p != j) p = &(*p)->next;
-    *p = j->next;
+    KVR_UNLINK(j->client->jobs, j);
 }
 
 /* Ends a job with an answer, or with a reason why there is none. */

@@ -88,9 +88,7 @@ static void answer(struct adapter_job *j)
 
 static void end_job(struct adapter_job *j)
 {
-    struct adapter_job **at = &j->admin->adapter_jobs;
-    while (*at != j) at = &(*at)->next;
-    *at = j->next;
+    KVR_UNLINK(j->admin->adapter_jobs, j);
     for (size_t i = 0; i < j->n; i++) kvr_buf_free(&j->calls[i].said);
     free(j->calls);
     free(j);

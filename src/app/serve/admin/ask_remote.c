@@ -30,9 +30,7 @@ struct asking {
 
 static void asking_free(struct asking *a)
 {
-    struct asking **at = &a->admin->askings;
-    while (*at != a) at = &(*at)->next;
-    *at = a->next;
+    KVR_UNLINK(a->admin->askings, a);
     for (size_t i = 0; i < REMOTES_MAX; i++)
         if (a->queries[i]) kvr_remote_cancel(a->queries[i]);
     kvr_json_parser_free(a->json);

@@ -55,9 +55,7 @@ struct shards {
 static void end_call(struct call *c)
 {
     struct shards *sh = c->peers->shards;
-    struct call **at = &sh->calls;
-    while (*at != c) at = &(*at)->next;
-    *at = c->next;
+    KVR_UNLINK(sh->calls, c);
     sh->calls_n--;
     kvr_ask_cancel(c->asking);
     free(c);

@@ -27,9 +27,7 @@ struct survey {
 static void forget(struct survey *v)
 {
     struct workers *ws = v->workers;
-    struct survey **p = &ws->surveys;
-    while (*p != v) p = &(*p)->next;
-    *p = v->next;
+    KVR_UNLINK(ws->surveys, v);
     ws->surveys_n--;
     free(v);
 }

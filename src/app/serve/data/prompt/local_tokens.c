@@ -183,9 +183,7 @@ struct token_check {
 
 static void end_check(struct token_check *k)
 {
-    struct token_check **at = &k->loop->token_checks;
-    while (*at != k) at = &(*at)->next;
-    *at = k->next;
+    KVR_UNLINK(k->loop->token_checks, k);
     k->loop->token_checks_n--;
     kvr_ask_cancel(k->asking);
     kvr_body_unref(k->question);

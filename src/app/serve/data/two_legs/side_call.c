@@ -12,9 +12,7 @@ static void on_closed(uv_handle_t *h)
 static void finish(struct side_call *c, bool ok)
 {
     struct loop *l = c->loop;
-    struct side_call **p = &l->side_calls;
-    while (*p != c) p = &(*p)->next;
-    *p = c->next;
+    KVR_UNLINK(l->side_calls, c);
     l->side_calls_n[c->kind]--;
     c->call = NULL;
     c->done(c, ok);

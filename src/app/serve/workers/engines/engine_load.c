@@ -95,9 +95,7 @@ static void expire_locked(struct workers *ws, struct worker *w, uint64_t now)
 static void forget_reading(struct reading *k)
 {
     struct engine_loads *el = &k->workers->engine_loads;
-    struct reading **at = &el->readings;
-    while (*at != k) at = &(*at)->next;
-    *at = k->next;
+    KVR_UNLINK(el->readings, k);
     el->readings_n--;
     free(k);
 }

@@ -53,9 +53,7 @@ static struct check *check_start(struct workers *ws, uint64_t id, const struct k
 
 static void check_end(struct check *k)
 {
-    struct check **p = &k->workers->health_checks->checks;
-    while (*p != k) p = &(*p)->next;
-    *p = k->next;
+    KVR_UNLINK(k->workers->health_checks->checks, k);
     kvr_ask_cancel(k->asking);
     if (k->over) k->over(k->ctx);
     free(k);
