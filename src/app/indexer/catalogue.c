@@ -568,19 +568,12 @@ int catalogue_pause(struct indexer *x, uint64_t id, uint32_t rank, bool pause, c
     const struct instance *i = instance_locked(x, id);
     struct listener *l = i ? listener_locked(i, rank) : NULL;
     const char *state = l ? l->paused ? "paused" : listener_state(catalogue_status_of(st, n, i, l)) : "";
-    if (!i) {
-        snprintf(err, cap, "instance %llu not found", (unsigned long long)id);
-        rc = 404;
-    } else if (!l) {
-        snprintf(err, cap, "instance %llu dp_rank %u not found", (unsigned long long)id, rank);
-        rc = 404;
-    } else if (pause ? strcmp(state, "pending") && strcmp(state, "active") : strcmp(state, "paused") && strcmp(state, "failed")) {
-        snprintf(err, cap, "instance %llu dp_rank %u cannot be %s from status %s", (unsigned long long)id, rank,
-                 pause ? "paused" : "resumed", state);
-        rc = 409;
-    } else {
-        l->paused = pause;
-    }
+    unsigned long long of = id;
+    if (!i) rc = refuse(err, cap, 404, "instance %llu not found", of);
+    else if (!l) rc = refuse(err, cap, 404, "instance %llu dp_rank %u not found", of, rank);
+    else if (pause ? strcmp(state, "pending") && strcmp(state, "active") : strcmp(state, "paused") && strcmp(state, "failed"))
+        rc = refuse(err, cap, 409, "instance %llu dp_rank %u cannot be %s from status %s", of, rank, pause ? "paused" : "resumed", state);
+    else l->paused = pause;
     kvr_unlock(&x->lock);
     free(st);
     if (rc == 0) kvr_ingest_pause(x->ingest, (struct kvr_worker){id, rank}, pause);

@@ -430,7 +430,7 @@ void query_service_packed(struct request *rq, const char *body, size_t len)
     answer_service(rq, kvr_service_question_packed(&rq->loop->question, body, len));
 }
 
-void query_service_info(struct request *rq)
+void query_service_info(struct request *rq, struct kvr_json)
 {
     struct indexer *x = rq->loop->indexer;
     struct kvr_buf *b = &rq->loop->body;

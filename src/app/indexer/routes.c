@@ -82,8 +82,9 @@ static void post_unregister(struct request *rq, struct kvr_json o)
     else answer_ok(rq, 200);
 }
 
-static void post_pause(struct request *rq, struct kvr_json o, bool pause)
+static void post_pause(struct request *rq, struct kvr_json o)
 {
+    bool pause = rq->at == AT_PAUSE;
     uint64_t id, rank = 0;
     char err[256];
     if (number(rq, o, "instance_id", true, UINT64_MAX, &id) < 0 || number(rq, o, "dp_rank", false, UINT32_MAX, &rank) < 0) return;
@@ -92,8 +93,9 @@ static void post_pause(struct request *rq, struct kvr_json o, bool pause)
     else answer_ok(rq, 200);
 }
 
-static void post_peer(struct request *rq, struct kvr_json o, bool add)
+static void post_peer(struct request *rq, struct kvr_json o)
 {
+    bool add = rq->at == AT_REGISTER_PEER;
     char url[NAME_MAX_LEN + 1];
     struct kvr_endpoint e;
     if (body_text(rq, o, "url", true, url, sizeof url) < 0) return;
@@ -110,6 +112,12 @@ static void post_peer(struct request *rq, struct kvr_json o, bool add)
 }
 
 /* ---- questions without a body ------------------------------------------------------------------------------------ */
+
+static void get_health(struct request *rq)
+{
+    if (atomic_load(&rq->loop->indexer->phase) == KVR_SERVING) answer_empty(rq, 200);
+    else answer_error(rq, 503, "shutting down");
+}
 
 static void get_ready(struct request *rq)
 {
@@ -191,31 +199,51 @@ static void post_reopen(struct request *rq)
 
 /* ---- who may, and where to ---------------------------------------------------------------------------------------- */
 
+static void read_large(struct request *rq);
+
+/* The tokens of a text that is not short are made on a thread. */
+static void post_query(struct request *rq, struct kvr_json o)
+{
+    const struct kvr_http_request *hr = kvr_http_conn_request(rq->conn);
+    struct text_tokens text;
+    if (!kvr_prompt_is_text(o)) {
+        query_by_tokens(rq, o);
+    } else if (hr->body_len > KVR_TOKENIZER_INLINE) {
+        read_large(rq);
+    } else {
+        text_make(rq->loop->indexer, o, hr->body, hr->body_len, &text);
+        query_by_text(rq, o, &text);
+        text_free(&text);
+    }
+}
+
+/* With `get` a GET, else a POST; what `with_json` is for has a body. */
 static const struct {
     const char *path;
-    bool get, body;
+    bool get;
+    void (*bare)(struct request *rq);
+    void (*with_json)(struct request *rq, struct kvr_json o);
 } routes[ENDPOINTS] = {
-    [AT_HEALTH] = {"/health", true, false},
-    [AT_READY] = {"/ready", true, false},
-    [AT_METRICS] = {"/metrics", true, false},
-    [AT_OPENAPI] = {"/openapi.json", true, false},
-    [AT_REGISTER] = {"/register", false, true},
-    [AT_UNREGISTER] = {"/unregister", false, true},
-    [AT_WORKERS] = {"/workers", true, false},
-    [AT_QUERY] = {"/query", false, true},
-    [AT_QUERY_BY_HASH] = {"/query_by_hash", false, true},
-    [AT_DUMP] = {"/dump", true, false},
-    [AT_SERVICE_QUERY] = {"/kv_indexer_query", false, true},
-    [AT_SERVICE_INFO] = {"/kv_indexer_info", false, true},
-    [AT_REGISTER_PEER] = {"/register_peer", false, true},
-    [AT_DEREGISTER_PEER] = {"/deregister_peer", false, true},
-    [AT_PEERS] = {"/peers", true, false},
-    [AT_REOPEN_LOGS] = {"/reopen_logs", false, false},
-    [AT_EVENTS] = {"/events", false, true},
-    [AT_VALIDATE] = {"/debug/validate", false, false},
-    [AT_PAUSE] = {"/test/pause_listener", false, true},
-    [AT_RESUME] = {"/test/resume_listener", false, true},
-    [AT_UNKNOWN] = {NULL, false, false},
+    [AT_HEALTH] = {"/health", true, get_health, NULL},
+    [AT_READY] = {"/ready", true, get_ready, NULL},
+    [AT_METRICS] = {"/metrics", true, get_metrics, NULL},
+    [AT_OPENAPI] = {"/openapi.json", true, get_openapi, NULL},
+    [AT_REGISTER] = {"/register", false, NULL, post_register},
+    [AT_UNREGISTER] = {"/unregister", false, NULL, post_unregister},
+    [AT_WORKERS] = {"/workers", true, get_workers, NULL},
+    [AT_QUERY] = {"/query", false, NULL, post_query},
+    [AT_QUERY_BY_HASH] = {"/query_by_hash", false, NULL, query_by_hash},
+    [AT_DUMP] = {"/dump", true, dump_start, NULL},
+    [AT_SERVICE_QUERY] = {"/kv_indexer_query", false, NULL, query_service},
+    [AT_SERVICE_INFO] = {"/kv_indexer_info", false, NULL, query_service_info},
+    [AT_REGISTER_PEER] = {"/register_peer", false, NULL, post_peer},
+    [AT_DEREGISTER_PEER] = {"/deregister_peer", false, NULL, post_peer},
+    [AT_PEERS] = {"/peers", true, get_peers, NULL},
+    [AT_REOPEN_LOGS] = {"/reopen_logs", false, post_reopen, NULL},
+    [AT_EVENTS] = {"/events", false, NULL, events_post},
+    [AT_VALIDATE] = {"/debug/validate", false, post_validate, NULL},
+    [AT_PAUSE] = {"/test/pause_listener", false, NULL, post_pause},
+    [AT_RESUME] = {"/test/resume_listener", false, NULL, post_pause},
 };
 
 static bool is_served(const struct indexer *x, enum endpoint at)
@@ -236,24 +264,6 @@ static unsigned access_flags(enum endpoint at)
     if (at == AT_HEALTH || at == AT_READY) return KVR_ACCESS_PROBE;
     if (at == AT_OPENAPI) return KVR_ACCESS_KEYLESS;
     return at == AT_SERVICE_QUERY ? KVR_ACCESS_PACKED : 0;
-}
-
-static void read_large(struct request *rq);
-
-/* The tokens of a text that is not short are made on a thread. */
-static void post_query(struct request *rq, struct kvr_json o)
-{
-    const struct kvr_http_request *hr = kvr_http_conn_request(rq->conn);
-    struct text_tokens text;
-    if (!kvr_prompt_is_text(o)) {
-        query_by_tokens(rq, o);
-    } else if (hr->body_len > KVR_TOKENIZER_INLINE) {
-        read_large(rq);
-    } else {
-        text_make(rq->loop->indexer, o, hr->body, hr->body_len, &text);
-        query_by_text(rq, o, &text);
-        text_free(&text);
-    }
 }
 
 /* NVIDIA Dynamo's service takes members that it does not know; so does this one, and says which. */
@@ -288,18 +298,7 @@ static void with_json(struct request *rq, const struct kvr_json_read *r)
         return;
     }
     note_ignored(rq, o);
-    switch (rq->at) {
-    case AT_QUERY: post_query(rq, o); break;
-    case AT_QUERY_BY_HASH: query_by_hash(rq, o); break;
-    case AT_SERVICE_QUERY: query_service(rq, o); break;
-    case AT_SERVICE_INFO: query_service_info(rq); break;
-    case AT_EVENTS: events_post(rq, o); break;
-    case AT_REGISTER: post_register(rq, o); break;
-    case AT_UNREGISTER: post_unregister(rq, o); break;
-    case AT_REGISTER_PEER: post_peer(rq, o, true); break;
-    case AT_DEREGISTER_PEER: post_peer(rq, o, false); break;
-    default: post_pause(rq, o, rq->at == AT_PAUSE); break;
-    }
+    routes[rq->at].with_json(rq, o);
 }
 
 /* A body that is read on a thread, and the tokens of its prompt when that is text. */
@@ -376,24 +375,6 @@ static void with_body(struct request *rq, const struct kvr_http_request *hr)
     with_json(rq, &r);
 }
 
-static void without_body(struct request *rq)
-{
-    switch (rq->at) {
-    case AT_HEALTH:
-        if (atomic_load(&rq->loop->indexer->phase) == KVR_SERVING) answer_empty(rq, 200);
-        else answer_error(rq, 503, "shutting down");
-        break;
-    case AT_READY: get_ready(rq); break;
-    case AT_METRICS: get_metrics(rq); break;
-    case AT_OPENAPI: get_openapi(rq); break;
-    case AT_WORKERS: get_workers(rq); break;
-    case AT_DUMP: dump_start(rq); break;
-    case AT_PEERS: get_peers(rq); break;
-    case AT_REOPEN_LOGS: post_reopen(rq); break;
-    default: post_validate(rq); break;
-    }
-}
-
 void routes_on_request(struct kvr_http_conn *c, void *ctx)
 {
     struct loop *l = ctx;
@@ -412,10 +393,10 @@ void routes_on_request(struct kvr_http_conn *c, void *ctx)
         answer_error(&rq, 404, "no such route");
     } else if (!kvr_text_is(hr->method, routes[rq.at].get ? "GET" : "POST")) {
         answer_error_with(&rq, 405, routes[rq.at].get ? "Allow: GET, HEAD\r\n" : "Allow: POST\r\n", "this route has another method");
-    } else if (routes[rq.at].body) {
+    } else if (routes[rq.at].with_json) {
         with_body(&rq, hr);
     } else {
-        without_body(&rq);
+        routes[rq.at].bare(&rq);
     }
 }
 

@@ -317,7 +317,7 @@ void query_by_hash(struct request *rq, struct kvr_json o);
 /* The words of a served index (wire/index_service.h). */
 void query_service(struct request *rq, struct kvr_json o);
 void query_service_packed(struct request *rq, const char *body, size_t len);
-void query_service_info(struct request *rq);
+void query_service_info(struct request *rq, struct kvr_json o);
 /* Gives room back that large questions have taken. */
 void query_give_back(struct loop *l);
 void desks_sweep(struct loop *l, bool all);
