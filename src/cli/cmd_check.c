@@ -44,7 +44,7 @@ static bool is_option(const char *key)
     return options_row(&command_serve.table, positive) || options_row(&command_serve.table, key);
 }
 
-static int model_key(const struct kvr_yaml *y, const char *key, const yaml_node_t *key_node, yaml_node_t *v, void *arg)
+static int model_key(const struct kvr_yaml *, const char *key, const yaml_node_t *, yaml_node_t *, void *arg)
 {
     static const struct known keys[] = {{"alias_of", MODELS},
                                         {"targets", MODELS},
@@ -55,17 +55,13 @@ static int model_key(const struct kvr_yaml *y, const char *key, const yaml_node_
                                         {"uncached_isl_buckets", POLICY},
                                         {"policy_classes", POLICY}};
     unsigned *kinds = arg, known = look_up(keys, KVR_ARRAY_LEN(keys), key);
-    (void)y;
-    (void)key_node;
-    (void)v;
     if (known) *kinds &= known;
     return 0;
 }
 
 /* `models` is a key of three kinds, and what it says of a model is not. */
-static int model(const struct kvr_yaml *y, const char *key, const yaml_node_t *key_node, yaml_node_t *v, void *arg)
+static int model(const struct kvr_yaml *y, const char *key, const yaml_node_t *, yaml_node_t *v, void *arg)
 {
-    (void)key_node;
     return v->type == YAML_MAPPING_NODE ? kvr_yaml_each_key(y, v, key, model_key, arg) : 0;
 }
 
@@ -74,7 +70,7 @@ struct guess {
     bool any;
 };
 
-static int root_key(const struct kvr_yaml *y, const char *key, const yaml_node_t *key_node, yaml_node_t *v, void *arg)
+static int root_key(const struct kvr_yaml *y, const char *key, const yaml_node_t *, yaml_node_t *v, void *arg)
 {
     static const struct known keys[] = {{"models", MODELS | KEYS | POLICY},
                                         {"keys", KEYS},
@@ -85,7 +81,6 @@ static int root_key(const struct kvr_yaml *y, const char *key, const yaml_node_t
                                         {"policy_classes", POLICY}};
     struct guess *g = arg;
     unsigned kinds = is_option(key) ? CONFIG : look_up(keys, KVR_ARRAY_LEN(keys), key);
-    (void)key_node;
     if (!kinds) return 0; /* it is the check's to say so */
     g->kinds &= kinds;
     g->any = true;
@@ -203,22 +198,15 @@ static int check_files(char **files, size_t n, enum kind kind)
     return serve_checker_end(&c);
 }
 
-static int run(int argc, char **argv)
+static int run(void *options, struct command_call *called)
 {
-    const struct option_table *t = &command_check.table;
-    struct check_cli cli = {0};
-    struct options_from from;
-    int rc = options_parse(t, argc, argv, &cli, &from);
-    if (rc == 0 && !from.operands_n) {
-        kvr_log_error("kvroute check: no FILE is given; see kvroute check --help");
-        rc = 2;
-    }
-    if (rc == 0) rc = check_files(from.operands, from.operands_n, (enum kind)cli.kind);
-    else if (rc == 1) rc = 0;
-    options_free(t, &cli, &from);
-    return rc;
+    const struct check_cli *cli = options;
+    if (called->from.operands_n) return check_files(called->from.operands, called->from.operands_n, (enum kind)cli->kind);
+    kvr_log_error("kvroute check: no FILE is given; see kvroute check --help");
+    return 2;
 }
 
 const struct command command_check = {.table = {"check", "check the files that serve reads, without starting anything", help_check, rows,
                                                 KVR_ARRAY_LEN(rows), "FILE...", true},
+                                      .options_size = sizeof(struct check_cli),
                                       .run = run};

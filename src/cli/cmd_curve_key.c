@@ -7,21 +7,14 @@
 
 static const struct option_row rows[] = {LOG_ROWS(0)};
 
-static int run(int argc, char **argv)
+static int run(void *, struct command_call *called)
 {
-    struct kvr_log_options log = {0};
-    struct options_from from;
-    int rc = options_parse(&command_curve_key.table, argc, argv, &log, &from);
-    if (rc == 0 && from.operands_n != 1) {
-        kvr_log_error("kvroute curve-key: one argument is needed: the file to write; see kvroute curve-key --help");
-        rc = 2;
-    }
-    if (rc == 0) rc = curve_key_main(from.operands[0]);
-    else if (rc == 1) rc = 0;
-    options_free(&command_curve_key.table, &log, &from);
-    return rc;
+    if (called->from.operands_n == 1) return curve_key_main(called->from.operands[0]);
+    kvr_log_error("kvroute curve-key: one argument is needed: the file to write; see kvroute curve-key --help");
+    return 2;
 }
 
 const struct command command_curve_key = {
     .table = {"curve-key", "make a key pair that guards ZMQ connections", help_curve_key, rows, KVR_ARRAY_LEN(rows), "FILE", true},
+    .options_size = sizeof(struct kvr_log_options),
     .run = run};

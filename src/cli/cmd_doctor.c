@@ -37,27 +37,21 @@ static const struct option_row rows[] = {
     LOG_ROWS(offsetof(struct doctor_cli, log)),
 };
 
-static int run(int argc, char **argv)
+static int run(void *options, struct command_call *called)
 {
-    const struct option_table *t = &command_doctor.table;
-    struct doctor_cli cli = {0};
-    struct options_from from;
-    int rc = options_parse(t, argc, argv, &cli, &from);
-    if (rc == 0 && !from.operands_n) {
+    struct doctor_cli *cli = options;
+    if (!called->from.operands_n) {
         kvr_log_error("kvroute doctor: no URL is given; see kvroute doctor --help");
-        rc = 2;
+        return 2;
     }
-    if (rc == 0) {
-        cli.o.targets = from.operands;
-        cli.o.targets_n = from.operands_n;
-        cli.o.tokenizer_dirs = cli.tokenizer_dirs.items;
-        cli.o.tokenizer_dirs_n = cli.tokenizer_dirs.n;
-        rc = doctor_main(&cli.o);
-    } else if (rc == 1) rc = 0;
-    options_free(t, &cli, &from);
-    return rc;
+    cli->o.targets = called->from.operands;
+    cli->o.targets_n = called->from.operands_n;
+    cli->o.tokenizer_dirs = cli->tokenizer_dirs.items;
+    cli->o.tokenizer_dirs_n = cli->tokenizer_dirs.n;
+    return doctor_main(&cli->o);
 }
 
 const struct command command_doctor = {.table = {"doctor", "find out why cache-aware routing misses, in a live deployment", help_doctor,
                                                  rows, KVR_ARRAY_LEN(rows), "URL[,key=value...]...", true},
+                                       .options_size = sizeof(struct doctor_cli),
                                        .run = run};

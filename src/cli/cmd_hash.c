@@ -28,15 +28,11 @@ static const struct option_row rows[] = {
     LOG_ROWS(AT(log)),
 };
 
-static int run(int argc, char **argv)
+static int run(void *options, struct command_call *)
 {
-    struct hash_options o = {0};
-    int rc = options_parse(&command_hash.table, argc, argv, &o, NULL);
-    if (rc == 0) rc = hash_main(&o);
-    else if (rc == 1) rc = 0;
-    options_free(&command_hash.table, &o, NULL);
-    return rc;
+    return hash_main(options);
 }
 
 const struct command command_hash = {.table = {"hash", "print the hashes of tokens", help_hash, rows, KVR_ARRAY_LEN(rows), NULL, false},
+                                     .options_size = sizeof(struct hash_options),
                                      .run = run};

@@ -151,23 +151,19 @@ static int cross_checks(const struct indexer_options *o)
     return 0;
 }
 
-static int run(int argc, char **argv)
+static int run(void *options, struct command_call *)
 {
-    struct indexer_cli cli = {0};
-    int rc = options_parse(&command_indexer.table, argc, argv, &cli, NULL);
-    bool helped = rc == 1;
-    if (rc == 0) rc = cross_checks(&cli.o);
-    if (rc == 0) {
-        read_original_environment(&cli.o);
-        cli.o.tokenizer_dirs = cli.tokenizer_dirs.items;
-        cli.o.tokenizer_dirs_n = cli.tokenizer_dirs.n;
-        kvr_log_set_spoken(false);
-        rc = indexer_main(&cli.o);
-    }
-    options_free(&command_indexer.table, &cli, NULL);
-    return helped ? 0 : rc;
+    struct indexer_cli *cli = options;
+    int rc = cross_checks(&cli->o);
+    if (rc) return rc;
+    read_original_environment(&cli->o);
+    cli->o.tokenizer_dirs = cli->tokenizer_dirs.items;
+    cli->o.tokenizer_dirs_n = cli->tokenizer_dirs.n;
+    kvr_log_set_spoken(false);
+    return indexer_main(&cli->o);
 }
 
 const struct command command_indexer = {.table = {"indexer", "who holds which KV blocks: events in, overlap queries over HTTP",
                                                   help_indexer, rows, KVR_ARRAY_LEN(rows), NULL, false},
+                                        .options_size = sizeof(struct indexer_cli),
                                         .run = run};

@@ -60,26 +60,20 @@ static int write_pages(const struct commands *all, const char *dir)
     return rc ? rc : write_page(all, dir, 5, "kvroute.yaml");
 }
 
-static int run(const struct commands *all, int argc, char **argv)
+static int run(void *options, struct command_call *called)
 {
-    const struct option_table *t = &command_man.table;
-    struct man_options o = {0};
-    struct options_from from;
-    int rc = options_parse(t, argc, argv, &o, &from);
-    if (rc == 0 && from.operands_n > (o.dir ? 0 : 1)) {
+    const struct man_options *o = options;
+    const char *page = called->from.operands_n ? called->from.operands[0] : "kvroute";
+    if (called->from.operands_n > (o->dir ? 0 : 1)) {
         kvr_log_error("kvroute man: allowed: one PAGE, or --dir DIR");
-        rc = 2;
+        return 2;
     }
-    if (rc == 0 && o.dir) {
-        rc = write_pages(all, o.dir);
-    } else if (rc == 0 && !print_page(all, stdout, from.operands_n ? from.operands[0] : "kvroute")) {
-        kvr_log_error("kvroute man: there is no page '%s'; allowed: kvroute, kvroute.yaml, and the commands of kvroute help",
-                      from.operands[0]);
-        rc = 2;
-    } else if (rc == 1) rc = 0;
-    options_free(t, &o, &from);
-    return rc;
+    if (o->dir) return write_pages(called->all, o->dir);
+    if (print_page(called->all, stdout, page)) return 0;
+    kvr_log_error("kvroute man: there is no page '%s'; allowed: kvroute, kvroute.yaml, and the commands of kvroute help", page);
+    return 2;
 }
 
 const struct command command_man = {.table = {"man", "print the man pages", help_man, rows, KVR_ARRAY_LEN(rows), "[PAGE]", true},
-                                    .run_of_all = run};
+                                    .options_size = sizeof(struct man_options),
+                                    .run = run};

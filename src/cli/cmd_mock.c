@@ -125,23 +125,19 @@ static int check_sglang(struct mock_options *o)
     return 2;
 }
 
-static int run(int argc, char **argv)
+static int run(void *options, struct command_call *)
 {
-    struct mock_options o = {0};
-    int rc = options_parse(&command_mock.table, argc, argv, &o, NULL);
-    if (rc == 0 && !o.tls_cert != !o.tls_key) {
+    struct mock_options *o = options;
+    if (!o->tls_cert != !o->tls_key) {
         kvr_log_error("kvroute mock: tls-cert and tls-key: one is missing; allowed: both or none");
-        rc = 2;
+        return 2;
     }
-    if (rc == 0 && o.kv_protocol == MOCK_KV_SGLANG) rc = check_sglang(&o);
-    if (rc == 0) {
-        kvr_log_set_spoken(false);
-        rc = mock_main(&o);
-    } else if (rc == 1) rc = 0;
-    options_free(&command_mock.table, &o, NULL);
-    return rc;
+    if (o->kv_protocol == MOCK_KV_SGLANG && check_sglang(o)) return 2;
+    kvr_log_set_spoken(false);
+    return mock_main(o);
 }
 
 const struct command command_mock = {
     .table = {"mock", "mock engine: prefix cache, batching, KV events, OpenAI API", help_mock, rows, KVR_ARRAY_LEN(rows), NULL, false},
+    .options_size = sizeof(struct mock_options),
     .run = run};

@@ -59,18 +59,13 @@ static const struct option_row rows[] = {
     LOG_ROWS(AT(log)),
 };
 
-static int run(int argc, char **argv)
+static int run(void *options, struct command_call *)
 {
-    struct publish_options o = {0};
-    int rc = options_parse(&command_publish.table, argc, argv, &o, NULL);
-    if (rc == 0) {
-        kvr_log_set_spoken(false);
-        rc = publish_main(&o);
-    } else if (rc == 1) rc = 0;
-    options_free(&command_publish.table, &o, NULL);
-    return rc;
+    kvr_log_set_spoken(false);
+    return publish_main(options);
 }
 
 const struct command command_publish = {.table = {"publish", "beside one engine: local index, recovery, events published again",
                                                   help_publish, rows, KVR_ARRAY_LEN(rows), NULL, false},
+                                        .options_size = sizeof(struct publish_options),
                                         .run = run};

@@ -78,16 +78,12 @@ static const struct option_row rows[] = {
     LOG_ROWS(AT(log)),
 };
 
-static int run(int argc, char **argv)
+static int run(void *options, struct command_call *)
 {
-    struct replay_options o = {0};
-    int rc = options_parse(&command_replay.table, argc, argv, &o, NULL);
-    if (rc == 0) rc = replay_main(&o);
-    else if (rc == 1) rc = 0;
-    options_free(&command_replay.table, &o, NULL);
-    return rc;
+    return replay_main(options);
 }
 
 const struct command command_replay = {
     .table = {"replay", "replay a trace or a synthetic workload against an endpoint", help_replay, rows, KVR_ARRAY_LEN(rows), NULL, false},
+    .options_size = sizeof(struct replay_options),
     .run = run};

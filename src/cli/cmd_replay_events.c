@@ -37,23 +37,17 @@ static int wrong(const char *what)
     return 2;
 }
 
-static int run(int argc, char **argv)
+static int run(void *options, struct command_call *called)
 {
-    const struct option_table *t = &command_replay_events.table;
-    struct events_cli cli = {0};
-    struct options_from from;
-    int rc = options_parse(t, argc, argv, &cli, &from);
-    if (rc == 0 && cli.check == (cli.o.to != NULL)) rc = wrong("either --check or --url URL is needed");
-    if (rc == 0 && !from.operands_n) rc = wrong("no file is given");
-    if (rc == 0) {
-        cli.o.files = from.operands;
-        cli.o.files_n = from.operands_n;
-        rc = events_main(&cli.o);
-    } else if (rc == 1) rc = 0;
-    options_free(t, &cli, &from);
-    return rc;
+    struct events_cli *cli = options;
+    if (cli->check == (cli->o.to != NULL)) return wrong("either --check or --url URL is needed");
+    if (!called->from.operands_n) return wrong("no file is given");
+    cli->o.files = called->from.operands;
+    cli->o.files_n = called->from.operands_n;
+    return events_main(&cli->o);
 }
 
 const struct command command_replay_events = {
     .table = {"replay-events", "check or replay a recording of KV events", help_replay_events, rows, KVR_ARRAY_LEN(rows), "FILE...", true},
+    .options_size = sizeof(struct events_cli),
     .run = run};

@@ -464,51 +464,47 @@ static int start(const char *command, struct serve_options *o)
 
 enum { PICKER_PORT = 9002 /* where gateways look for one that does not say */ };
 
-static int run(const struct option_table *t, int argc, char **argv, struct serve_cli *cli)
+static int run(void *options, struct command_call *called)
 {
-    struct options_from from = {0};
-    int rc = options_parse(t, argc, argv, cli, &from);
-    if (rc == 0) {
-        struct serve_checker c = {.command = t->command, .options = t, .from = &from};
-        if (cli->o.picks_only && !cli->o.ext_proc_port) cli->o.ext_proc_port = PICKER_PORT;
-        serve_cli_rules(cli, &c);
-        serve_cli_effects(cli, &c);
-        if (cli->o.check) serve_cli_check(cli, &c);
-        struct kvr_buf told = {0};
-        options_told(t, cli, &from, &told);
-        kvr_buf_add(&told, "", 1);
-        cli->o.options_told = told.failed ? "[]" : told.data;
-        rc = cli->o.check ? serve_checker_end(&c) : c.wrong ? 2 : start(t->command, &cli->o);
-        kvr_buf_free(&told);
-    } else if (rc == 1) rc = 0;
-    options_free(t, cli, &from);
+    struct serve_cli *cli = options;
+    struct serve_checker c = {.command = called->table->command, .options = called->table, .from = &called->from};
+    struct kvr_buf told = {0};
+    if (cli->o.picks_only && !cli->o.ext_proc_port) cli->o.ext_proc_port = PICKER_PORT;
+    serve_cli_rules(cli, &c);
+    serve_cli_effects(cli, &c);
+    if (cli->o.check) serve_cli_check(cli, &c);
+    options_told(called->table, cli, &called->from, &told);
+    kvr_buf_add(&told, "", 1);
+    cli->o.options_told = told.failed ? "[]" : told.data;
+    int rc = cli->o.check ? serve_checker_end(&c) : c.wrong ? 2 : start(called->table->command, &cli->o);
+    kvr_buf_free(&told);
     return rc;
 }
 
-static int run_serve(int argc, char **argv)
+static int run_epp(void *options, struct command_call *called)
 {
-    struct serve_cli cli = {0};
-    return run(&command_serve.table, argc, argv, &cli);
+    struct serve_cli *cli = options;
+    cli->o.picks_only = true;
+    return run(cli, called);
 }
 
-static int run_epp(int argc, char **argv)
+static int run_select(void *options, struct command_call *called)
 {
-    struct serve_cli cli = {.o = {.picks_only = true}};
-    return run(&command_epp.table, argc, argv, &cli);
-}
-
-static int run_select(int argc, char **argv)
-{
-    struct serve_cli cli = {.o = {.select_only = true, .health_interval = 5}};
-    return run(&command_select.table, argc, argv, &cli);
+    struct serve_cli *cli = options;
+    cli->o.select_only = true;
+    cli->o.health_interval = 5;
+    return run(cli, called);
 }
 
 const struct command command_serve = {.table = {"serve", "OpenAI-compatible router in front of inference workers", help_serve, serve_rows,
                                                 KVR_ARRAY_LEN(serve_rows), NULL, false},
-                                      .run = run_serve};
+                                      .options_size = sizeof(struct serve_cli),
+                                      .run = run};
 const struct command command_epp = {.table = {"epp", "endpoint picker: chooses workers for a gateway (Envoy, Kubernetes)", help_epp,
                                               serve_rows, KVR_ARRAY_LEN(serve_rows), NULL, false},
+                                    .options_size = sizeof(struct serve_cli),
                                     .run = run_epp};
 const struct command command_select = {.table = {"select", "selection service: choose and book workers over HTTP", help_select, select_rows,
                                                  KVR_ARRAY_LEN(select_rows), NULL, false},
+                                       .options_size = sizeof(struct serve_cli),
                                        .run = run_select};

@@ -17,23 +17,18 @@ static const struct option_row rows[] = {
     LOG_ROWS(AT(log)),
 };
 
-static int run(int argc, char **argv)
+static int run(void *options, struct command_call *called)
 {
-    const struct option_table *t = &command_top.table;
-    struct top_options o = {0};
-    struct options_from from;
-    int rc = options_parse(t, argc, argv, &o, &from);
-    if (rc == 0 && from.operands_n > 1) {
+    struct top_options *o = options;
+    if (called->from.operands_n > 1) {
         kvr_log_error("kvroute top: one URL is allowed; see kvroute top --help");
-        rc = 2;
+        return 2;
     }
-    if (rc == 0) {
-        o.url = from.operands_n ? from.operands[0] : "http://127.0.0.1:9090";
-        rc = top_main(&o);
-    } else if (rc == 1) rc = 0;
-    options_free(t, &o, &from);
-    return rc;
+    o->url = called->from.operands_n ? called->from.operands[0] : "http://127.0.0.1:9090";
+    return top_main(o);
 }
 
 const struct command command_top = {
-    .table = {"top", "watch a running router in a terminal", help_top, rows, KVR_ARRAY_LEN(rows), "[URL]", true}, .run = run};
+    .table = {"top", "watch a running router in a terminal", help_top, rows, KVR_ARRAY_LEN(rows), "[URL]", true},
+    .options_size = sizeof(struct top_options),
+    .run = run};

@@ -1,7 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/commands.h"
 
+#include <stdlib.h>
 #include <string.h>
+
+#include "base/log.h"
+
+int command_run(const struct command *c, const struct commands *all, int argc, char **argv)
+{
+    struct command_call called = {.all = all, .table = &c->table};
+    void *options = calloc(1, c->options_size);
+    if (!options) {
+        kvr_log_error("kvroute %s: out of memory", c->table.command);
+        return 1;
+    }
+    int rc = options_parse(&c->table, argc, argv, options, &called.from);
+    if (rc == 0) rc = c->run(options, &called);
+    else if (rc == 1) rc = 0; /* help was printed */
+    options_free(&c->table, options, &called.from);
+    free(options);
+    return rc;
+}
 
 const struct command *commands_find(const struct commands *all, const char *name)
 {

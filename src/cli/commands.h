@@ -7,10 +7,17 @@
 #include "cli/options.h"
 
 struct commands;
+/* What a command is called with, beside its options. */
+struct command_call {
+    const struct commands *all;
+    const struct option_table *table;
+    struct options_from from;
+};
+
 struct command {
     struct option_table table;
-    int (*run)(int argc, char **argv);                                    /* argv[0] is the command's name. Returns: the exit status */
-    int (*run_of_all)(const struct commands *all, int argc, char **argv); /* in its place, for one that speaks of all */
+    size_t options_size;                                    /* of the struct that the table's rows fill */
+    int (*run)(void *options, struct command_call *called); /* Returns: the exit status */
 };
 
 struct commands {
@@ -21,6 +28,8 @@ struct commands {
 extern const struct command command_serve, command_epp, command_select, command_indexer, command_publish, command_check, command_doctor,
     command_mock, command_replay, command_replay_events, command_curve_key, command_hash, command_top, command_man, command_completion;
 
+/* argv[0] is the command's name. Returns: the exit status. */
+int command_run(const struct command *c, const struct commands *all, int argc, char **argv);
 /* NULL: there is none. */
 const struct command *commands_find(const struct commands *all, const char *name);
 

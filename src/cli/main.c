@@ -37,7 +37,7 @@ static int run(const struct command *command, int argc, char **argv)
 {
     kvr_log_set_spoken(true);
     int rc = log_from_environment();
-    if (rc == 0) rc = command->run_of_all ? command->run_of_all(&all, argc, argv) : command->run(argc, argv);
+    if (rc == 0) rc = command_run(command, &all, argc, argv);
     kvr_log_finish();
     return rc;
 }

@@ -51,10 +51,9 @@ static void on_wrong(void *arg, const char *key, const char *text)
     serve_checker_tell(c, key, whole);
 }
 
-static void on_fact(void *arg, const char *text)
+static void on_fact(void *, const char *text)
 {
     char shown[2048];
-    (void)arg;
     (void)kvr_printable(text, strlen(text), shown, sizeof shown);
     printf("%s\n", shown);
 }

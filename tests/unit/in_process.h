@@ -17,9 +17,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "cli/commands.h"
+
 struct program {
     pthread_t thread;
-    int (*run)(int argc, char **argv);
+    const struct command *command;
     const char *argv[48];
     int argc, rc;
     bool exempt; /* with failing_memory.h: its memory never fails */
@@ -42,14 +44,14 @@ static inline void *program_main(void *arg)
 #ifdef KVR_FAILING_MEMORY_H
     if (p->exempt) memory_exempts_this_thread();
 #endif
-    p->rc = p->run(p->argc, (char **)(uintptr_t)p->argv);
+    p->rc = command_run(p->command, NULL, p->argc, (char **)(uintptr_t)p->argv);
     return NULL;
 }
 
 /* argv[0] and on; ends with a NULL. */
-static inline void program_start(struct program *p, int (*run)(int, char **), const char *const *args)
+static inline void program_start(struct program *p, const struct command *command, const char *const *args)
 {
-    p->run = run;
+    p->command = command;
     for (p->argc = 0; args[p->argc]; p->argc++) p->argv[p->argc] = args[p->argc];
     assert_int_equal(pthread_create(&p->thread, NULL, program_main, p), 0);
 }

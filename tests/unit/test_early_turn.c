@@ -29,7 +29,7 @@ static void a_turn_that_comes_early_is_an_answer_and_leaves_no_booking(void **)
     free_port(port);
     const char *const args[] = {"select", "--host", "127.0.0.1", "--port", port, "--router-queue-threshold", "0", "--no-router-kv-events",
                                 NULL};
-    program_start(&p, command_select.run, args);
+    program_start(&p, &command_select, args);
     WAIT_FOR(is_up(port), 30);
     const char *worker = "{\"worker_id\":1,\"endpoint\":\"http://10.0.0.1:8000\",\"block_size\":4,\"max_num_batched_tokens\":100}";
     assert_int_equal(ask(port, "POST", "/workers", worker, text, sizeof text), 201);

@@ -96,10 +96,10 @@ static void a_router_answers_and_lives_on(void **)
     free_port(mock_port);
     snprintf(worker, sizeof worker, "http://127.0.0.1:%s,id=1", mock_port);
     mock.exempt = true;
-    program_start(&mock, command_mock.run,
+    program_start(&mock, &command_mock,
                   (const char *const[]){"mock", "--port", mock_port, "--speedup-ratio", "1000", "--num-gpu-blocks", "65536", NULL});
     WAIT_FOR(is_up(mock_port), 30);
-    program_start(&serve, command_serve.run,
+    program_start(&serve, &command_serve,
                   (const char *const[]){"serve", "--host", "127.0.0.1", "--port", port, "--admin-port", admin, "--worker", worker,
                                         "--no-router-kv-events", "--health-interval", "3600", "--tokenizer", tokenizer,
                                         "--cors-allow-origin", "*", NULL});
@@ -184,7 +184,7 @@ static void an_indexer_answers_and_lives_on(void **)
     free_port(engine);
     snprintf(endpoint, sizeof endpoint, "tcp://127.0.0.1:%s", engine);
     assert_int_equal(zmq_bind(pub, endpoint), 0);
-    program_start(&indexer, command_indexer.run, (const char *const[]){"indexer", "--port", indexer_port, "--threads", "1", NULL});
+    program_start(&indexer, &command_indexer, (const char *const[]){"indexer", "--port", indexer_port, "--threads", "1", NULL});
     WAIT_FOR(is_up(indexer_port), 30);
     WAIT_FOR(ask(indexer_port, "GET", "/ready", "", text, sizeof text) == 200, 30);
     snprintf(body, sizeof body, "{\"instance_id\":1,\"endpoint\":\"tcp://127.0.0.1:%s\",\"model_name\":\"m\",\"block_size\":4}", engine);
