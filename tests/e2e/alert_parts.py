@@ -1,45 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """Causes of the alerts of deploy/prometheus, made with real processes, and how some of them end."""
-import http.server
 import random
 import signal
 import socket
 import threading
 
 from conftest import Mock, Serve, call, free_ports, wait_for
+from http_parts import Handler, HttpServer
 from nats_parts import NatsServer
 from tls_parts import Authority
 
 
-class Odd:
+class Odd(HttpServer):
     """A worker that is healthy, cannot tokenize, and closes the connection on completions."""
+    stop = HttpServer.close
 
     def __init__(self):
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def answer(self, status):
-                self.send_response(status)
-                self.send_header("Content-Length", "2")
-                self.end_headers()
-                self.wfile.write(b"{}")
-
+        class Answers(Handler):
             def do_GET(self):
-                self.answer(200)
+                self.answer(200, {})
 
             def do_POST(self):
-                self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                self.body()
                 if self.path == "/tokenize":
-                    self.answer(500)
+                    self.answer(500, {})
                 self.close_connection = True
-
-            def log_message(self, *a):
-                pass
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
-
-    def stop(self):
-        self.server.shutdown()
-        self.server.server_close()
+        super().__init__(Answers)
 
 
 class Asking:

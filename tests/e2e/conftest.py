@@ -4,7 +4,6 @@
 KVROUTE names the binary under test. Every port is free when it is taken; every wait has a deadline; everything that
 a test starts is stopped by its fixture, and a sanitizer's report or a wrong exit code fails the test."""
 import http.client
-import http.server
 import json
 import os
 import signal
@@ -14,7 +13,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import urllib.parse
 
@@ -24,6 +22,7 @@ import xxhash
 import zmq
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../scripts"))
+from http_parts import Handler, HttpServer
 import openapi_parts
 from ports import free_ports
 
@@ -60,34 +59,24 @@ def stays(what, check, seconds):
         time.sleep(0.05)  # between two looks, which cost something too
 
 
-class ScriptedServer:
+class ScriptedServer(HttpServer):
     """An HTTP server that answers GET with what `script` returns for the query: bytes, a dict, or a status (with `no` as its body)."""
 
     def __init__(self, script, path=""):
         self.script, self.asked, self.headers = script, [], []
         scripted = self
 
-        class Handler(http.server.BaseHTTPRequestHandler):
+        class Answers(Handler):
+            protocol_version = "HTTP/1.0"
+
             def do_GET(self):
                 query = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(self.path).query))
                 scripted.headers.append(dict(self.headers))
                 scripted.asked.append(query)
-                answer = scripted.script(query)
-                body = json.dumps(answer).encode() if isinstance(answer, dict) else answer if isinstance(answer, bytes) else b"no"
-                self.send_response(answer if isinstance(answer, int) else 200)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *a):
-                pass
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}{path}"
-        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
-
-    def close(self):
-        self.server.shutdown()
-        self.server.server_close()
+                told = scripted.script(query)
+                self.answer(told if isinstance(told, int) else 200, b"no" if isinstance(told, int) else told)
+        super().__init__(Answers)
+        self.url += path
 
 
 def read_log(file):

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workers of one leg, scripted: what a prefill worker and a decode worker of a real fleet say on the wire, and every way in which they fail."""
-import http.server
 import itertools
 import json
 import socket
 import struct
 import threading
+from http_parts import Handler, HttpServer
 
 PARAMS = {"do_remote_prefill": True, "do_remote_decode": False, "remote_block_ids": [[11, 12, 13]], "remote_engine_id": "9f", "remote_request_id": "cmpl-1",
           "remote_host": "10.0.0.1", "remote_port": 5600, "tp_size": 1}
@@ -33,16 +33,7 @@ class Leg:
         self.told, self.aborts = {}, []
         self.lock, self.away, leg = threading.Lock(), False, self
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def reply(self, status, data, kind="application/json"):
-                self.send_response(status)
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
+        class Answers(Handler):
             def wait(self):
                 """Until `go`; the connection is not kept. Returns: whether the client is there still."""
                 self.connection.settimeout(0.05)
@@ -85,20 +76,20 @@ class Leg:
                 if leg.away:
                     self.close_connection = True
                 elif self.path == "/health":
-                    self.reply(200, b"{}")
+                    self.answer(200, b"{}")
                 elif self.path == "/v1/models":
-                    self.reply(200, json.dumps({"object": "list", "data": [{"id": m, "object": "model"} for m in leg.models]}).encode())
+                    self.answer(200, {"object": "list", "data": [{"id": m, "object": "model"} for m in leg.models]})
                 elif (path := self.path.split("?")[0]) in leg.told:
                     told = leg.told[path]
-                    self.reply(200, json.dumps(told() if callable(told) else told).encode())
+                    self.answer(200, told() if callable(told) else told)
                 else:
-                    self.reply(404, b"{}")
+                    self.answer(404, b"{}")
 
             def do_POST(self):
-                raw = self.rfile.read(int(self.headers["Content-Length"]))
+                raw = self.body()
                 if self.path == "/abort_request":
                     leg.aborts.append(json.loads(raw)["rid"])
-                    self.reply(200, b"{}")
+                    self.answer(200, b"{}")
                     return
                 with leg.lock:
                     n = len(leg.bodies)
@@ -119,30 +110,19 @@ class Leg:
                 elif isinstance(told, Pieces):
                     self.reply_in_pieces(told)
                 elif isinstance(told, bytes):
-                    self.reply(200, told, "text/event-stream")
+                    self.answer(200, told, "text/event-stream")
                 elif isinstance(told, int):
-                    self.reply(told, json.dumps({"error": {"message": f"status {told}", "code": told}}).encode())
+                    self.answer(told, {"error": {"message": f"status {told}", "code": told}})
                 else:
-                    status, data = told
-                    self.reply(status, data if isinstance(data, bytes) else json.dumps(data).encode())
-
-            def log_message(self, *a):
-                pass
-
-        class Server(http.server.ThreadingHTTPServer):
-            daemon_threads, request_queue_size = True, 256
-
-            def handle_error(self, *a):
-                pass
+                    self.answer(*told)
 
         self.models = ["m"]
-        self.server_of = lambda port: Server(("127.0.0.1", port), Handler)
+        self.server_of = lambda port: HttpServer(Answers, port)
         self.listen(0)
 
     def listen(self, port):
         self.away, self.server = False, self.server_of(port)
-        self.port = self.server.server_address[1]
-        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()  # how often it looks whether it is to end
+        self.port = self.server.port
 
     def spec(self, role, *more):
         return ",".join([f"http://127.0.0.1:{self.port}", f"role={role}", "block-size=16", *more])
@@ -150,8 +130,7 @@ class Leg:
     def vanish(self):
         """From now on nobody listens, nor answers on connections that are open what is asked to see whether somebody does."""
         self.away = True
-        self.server.shutdown()
-        self.server.server_close()
+        self.server.close()
 
     def close(self):
         self.go.set()

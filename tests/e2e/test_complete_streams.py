@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from conftest import SLOW, Mock, Serve, call, wait_for
+from http_parts import serve_connections
 
 CHAT = "/v1/completions"
 USAGE = b'{"prompt_tokens":3,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":0}}'
@@ -24,23 +25,14 @@ def chunk(data):
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
-class HeldEnd(threading.Thread):
+class HeldEnd:
     """Streams events and keeps the end of the body (`last`) back until `go`; `last` None: closes instead."""
 
     def __init__(self, events, last=b"0\r\n\r\n"):
-        super().__init__(daemon=True)
         self.sock = socket.create_server(("127.0.0.1", 0))
         self.port, self.events, self.last = self.sock.getsockname()[1], events, last
         self.go, self.posts, self.closed = threading.Event(), [], threading.Event()
-        self.start()
-
-    def run(self):
-        while True:
-            try:
-                c, _ = self.sock.accept()
-            except OSError:
-                return
-            threading.Thread(target=self.serve, args=(c,), daemon=True).start()
+        serve_connections(self.sock, self.serve)
 
     def serve(self, c):
         f = c.makefile("rb")

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from conftest import Serve, call, wait_for
+from http_parts import serve_connections
 
 BIG = 8 << 20
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -18,26 +19,17 @@ def chunk(data):
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
-class EarlyWorker(threading.Thread):
+class EarlyWorker:
     """Answers a POST once it has the head, waits until `go`, and only then reads what there is of the body."""
 
     def __init__(self, first, last=b""):
-        super().__init__(daemon=True)
         self.sock = socket.socket()
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)  # so that most of a body waits in the proxy
         self.sock.bind(("127.0.0.1", 0))
         self.sock.listen(16)
         self.port, self.first, self.last = self.sock.getsockname()[1], first, last
         self.go, self.read, self.posts, self.ended = threading.Event(), [], 0, 0
-        self.start()
-
-    def run(self):
-        while True:
-            try:
-                c, _ = self.sock.accept()
-            except OSError:
-                return
-            threading.Thread(target=self.serve, args=(c,), daemon=True).start()
+        serve_connections(self.sock, self.serve)
 
     def serve(self, c):
         try:

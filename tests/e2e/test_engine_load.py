@@ -7,6 +7,7 @@ import msgpack
 import pytest
 
 from conftest import Mock, Process, Publish, ScriptedServer, Select, Serve, call, free_ports, read_sse, wait_for
+from http_parts import serve_connections
 from nats_parts import NatsClient, NatsServer, envelope
 
 TOKENS = list(range(7000, 7100))
@@ -178,15 +179,7 @@ class Hostile:
         self.behave, self.open, self.most, self.served, self.lock = behave, 0, 0, 0, threading.Lock()
         self.port = free_ports()
         self.listener = socket.create_server(("127.0.0.1", self.port))
-        threading.Thread(target=self.run, daemon=True).start()
-
-    def run(self):
-        while True:
-            try:
-                c, _ = self.listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self.serve, args=(c,), daemon=True).start()
+        serve_connections(self.listener, self.serve)
 
     def serve(self, c):
         with self.lock:

@@ -4,14 +4,13 @@
 A scripted worker gives the recorded answers; before each request the events come that had come then. What the router predicts at that
 moment must be what the engine said it reused, request by request, and every view must be whole at the end."""
 import glob
-import http.server
 import json
 import os
-import threading
 
 import pytest
 
 from conftest import Engine, Serve, call, free_ports, wait_for
+from http_parts import Handler, HttpServer
 
 VECTORS = sorted(glob.glob(os.path.join(os.path.dirname(__file__), "../vectors/engines/*.jsonl")))
 
@@ -22,52 +21,32 @@ def read(path):
     return head, lines
 
 
-class RecordedWorker:
+class RecordedWorker(HttpServer):
     """Answers with what was recorded: `now` is the request's line. What a router may ask besides, it does not have."""
 
     def __init__(self):
         self.now = None
         worker = self
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def answer(self, status, body, kind="application/json"):
-                self.send_response(status)
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
+        class Answers(Handler):
             def do_GET(self):
                 if self.path == "/health":
                     self.answer(200, b"")
                 elif self.path == "/v1/models":
-                    self.answer(200, json.dumps({"object": "list", "data": [
-                        {"id": "tiny", "object": "model", "max_model_len": 2048, "parent": None},
-                        {"id": "ad1", "object": "model", "parent": "tiny"}]}).encode())
+                    self.answer(200, {"object": "list", "data": [{"id": "tiny", "object": "model", "max_model_len": 2048, "parent": None},
+                                                                 {"id": "ad1", "object": "model", "parent": "tiny"}]})
                 else:
                     self.answer(404, b"{}")
 
             def do_POST(self):
-                self.rfile.read(int(self.headers["Content-Length"]))
+                self.body()
                 line = worker.now
                 if self.path == "/tokenize":
                     tokens = line.get("tokens") or []
-                    self.answer(200, json.dumps({"count": len(tokens), "max_model_len": 2048, "tokens": tokens}).encode())
+                    self.answer(200, {"count": len(tokens), "max_model_len": 2048, "tokens": tokens})
                 else:
                     self.answer(line["status"], line["answer"].encode(), line["type"])
-
-            def log_message(self, *a):
-                pass
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        self.port = self.server.server_address[1]
-        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
-
-    def close(self):
-        self.server.shutdown()
-        self.server.server_close()
+        super().__init__(Answers)
 
 
 class Replayed:

@@ -5,12 +5,11 @@ import json
 import os
 import subprocess
 import sys
-import threading
-import http.server
 
 import pytest
 
 from conftest import BINARY, Mock, Serve, wait_for
+from http_parts import Handler, HttpServer
 
 SCRIPT = os.path.join(os.path.dirname(__file__), "../hostile/evidence_attack.py")
 PROMPT = list(range(10, 170))
@@ -78,56 +77,38 @@ def test_salted_prompts_whose_events_tell_no_salt_do_not_cost_the_others_their_v
     assert int(r.headers["x-kvroute-overlap-blocks"]) == 6 and r.headers["x-kvroute-reason"] == "kv"
 
 
-class Telling:
+class Telling(HttpServer):
     """An engine whose usage tells cached tokens as `tells` says: a number, or None for no details. `up`: is it there?"""
 
     def __init__(self):
         self.tells, self.up = None, True
         telling = self
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def reply(self, body, status=200):
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
+        class Answers(Handler):
             def do_GET(self):
-                self.reply(b"{}", 404 if "models" in self.path else 200 if telling.up else 503)
+                self.answer(404 if "models" in self.path else 200 if telling.up else 503, {})
 
             def do_POST(self):
-                n = len(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["prompt"])
+                n = len(json.loads(self.body())["prompt"])
                 usage = {"prompt_tokens": n, "completion_tokens": 1}
                 if telling.tells is not None:
                     usage["prompt_tokens_details"] = {"cached_tokens": telling.tells}
-                self.reply(json.dumps({"choices": [], "usage": usage}).encode())
-
-            def log_message(self, *a):
-                pass
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
-
-    def spec(self):
-        return f"http://127.0.0.1:{self.server.server_address[1]}"
+                self.answer(200, {"choices": [], "usage": usage})
+        super().__init__(Answers)
 
 
 @pytest.fixture
 def telling():
     t = Telling()
     yield t
-    t.server.shutdown()
-    t.server.server_close()
+    t.close()
 
 
 def test_prompts_of_which_no_state_is_kept_do_not_cost_a_model_with_recurrent_layers_its_view(start, engine, telling):
     """Full attention has every block of them, so they are computed beside these; where the states are is farther on, in other prompts."""
     e = engine()
     telling.tells = 0
-    s = start(Serve, [telling.spec() + f",block-size=16,events=tcp://127.0.0.1:{e.events},replay=tcp://127.0.0.1:{e.replay_port}"],
+    s = start(Serve, [telling.url + f",block-size=16,events=tcp://127.0.0.1:{e.events},replay=tcp://127.0.0.1:{e.replay_port}"],
               "--restore-timeout", "5", ready=False)
     e.until("trusted", lambda: s.view().get("trusted"))
     full = {"type": "BlockStored", "block_hashes": list(range(1, 11)), "parent_block_hash": None, "token_ids": PROMPT, "block_size": 16,
@@ -141,7 +122,7 @@ def test_prompts_of_which_no_state_is_kept_do_not_cost_a_model_with_recurrent_la
 
 
 def test_cached_tokens_that_are_left_out_are_0_once_the_worker_has_told(start, telling):
-    s = start(Serve, [telling.spec()], "--no-router-kv-events")
+    s = start(Serve, [telling.url], "--no-router-kv-events")
 
     def ask():
         before = len(s.get("/decisions"))

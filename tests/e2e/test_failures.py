@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What goes wrong between client, router and workers: every clause of the failure behaviour."""
 import http.client
-import http.server
 import json
 import socket
 import threading
@@ -10,6 +9,7 @@ import time
 import pytest
 
 from conftest import SLOW, Mock, Serve, call, read_sse, stays, wait_for
+from http_parts import Handler, HttpServer
 from test_proxy import TEXT, upstream  # noqa: F401 (fixture)
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
@@ -363,9 +363,7 @@ def test_an_older_check_does_not_bring_back_a_worker_that_a_newer_one_found_gone
     """The second look at its health is answered late, after the third one has found nobody."""
     looks, late = [], threading.Event()
 
-    class Health(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
+    class Health(Handler):
         def do_GET(self):
             if self.path != "/health":
                 self.send_error(404)
@@ -377,26 +375,12 @@ def test_an_older_check_does_not_bring_back_a_worker_that_a_newer_one_found_gone
             if n > 2:
                 self.close_connection = True
                 return
-            self.send_response(200)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *a):
-            pass
-
-    class Server(http.server.ThreadingHTTPServer):
-        daemon_threads = True
-
-        def handle_error(self, *a):
-            pass
-
-    server = Server(("127.0.0.1", 0), Health)
-    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-    s = start(Serve, [f"http://127.0.0.1:{server.server_port},model=m"], "--health-interval", 0.1, ready=False)
+            self.answer(200)
+    server = HttpServer(Health)
+    s = start(Serve, [server.url + ",model=m"], "--health-interval", 0.1, ready=False)
     wait_for("it is gone", lambda: s.get("/workers")[0]["status"] == "down")
     late.set()
     seen = len(looks)
     wait_for("further looks", lambda: len(looks) > seen + 3)
     assert s.get("/workers")[0]["status"] == "down" and "is up again" not in s.text()
-    server.shutdown()
-    server.server_close()
+    server.close()

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What somebody meets who puts the router in front of their engines for the first time: each mistake is named once, where they look."""
 import contextlib
-import http.server
 import json
 import socket
 import subprocess
@@ -11,59 +10,42 @@ import time
 import msgpack
 import pytest
 from conftest import BINARY, Engine, Mock, Serve, call, free_ports, wait_for
+from http_parts import Handler, HttpServer
 from test_doctor import doctor, problems
 
 MODELS = {"object": "list", "data": [{"id": "m", "object": "model", "owned_by": "vllm"}]}
 
 
-class Worker:
+class Worker(HttpServer):
     """An engine's HTTP side that answers as it is told: path -> status, or body (a dict is JSON), or a callable that makes one."""
 
     def __init__(self, **kw):
         self.answers, self.requests, self.connections = {"/health": 200, "/v1/models": MODELS}, [], []
         mine = self
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
+        class Answers(Handler):
             def setup(self):
                 super().setup()
                 mine.connections.append(self.connection)
 
             def do_POST(self):
-                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                body = self.body()
                 path = self.path.split("?")[0]
                 mine.requests.append((self.command, self.path, dict(self.headers), body))
                 a = mine.answers.get(path, 404)
                 a = a() if callable(a) else a
                 status, out = (a, b"{}") if isinstance(a, int) else a if isinstance(a, tuple) else (200, a)
                 kind = "text/event-stream" if isinstance(out, bytes) and out.startswith(b"data:") else "application/json"
-                out = out if isinstance(out, bytes) else out.encode() if isinstance(out, str) else json.dumps(out).encode()
-                self.send_response(status)
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(len(out)))
-                self.end_headers()
-                try:
-                    self.wfile.write(out)
-                except OSError:
-                    pass  # it has not waited for it
+                self.answer(status, out.encode() if isinstance(out, str) else out, kind)
 
             do_GET = do_DELETE = do_POST
-
-            def log_message(self, *a):
-                pass
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        self.port = self.server.server_address[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
+        super().__init__(Answers)
 
     def got(self, path):
         return [r for r in self.requests if r[1].split("?")[0] == path]
 
     def close(self):
-        self.server.shutdown()
-        self.server.server_close()
+        super().close()
         for c in self.connections:  # a process that has gone answers nobody, on those that it had neither
             with contextlib.suppress(OSError):
                 c.shutdown(socket.SHUT_RDWR)

@@ -1,51 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """Forms (multipart/form-data: audio, pictures): each goes to a worker of the model that it names, under its key's limits, byte for byte."""
-import http.server
-import json
 import os
 import socket
-import threading
 
 import pytest
 from conftest import SLOW, Serve, call, wait_for
+from http_parts import Handler, HttpServer
 
 TRANSCRIBE = "/v1/audio/transcriptions"
 
 
-class Engine:
+class Engine(HttpServer):
     """Lists one model, and keeps what it is sent: (path, headers, body)."""
 
     def __init__(self, model):
         self.asked = []
         engine = self
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def answer(self, body):
-                self.send_response(200)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
+        class Answers(Handler):
             def do_GET(self):
-                self.answer(json.dumps({"object": "list", "data": [{"id": model, "object": "model"}]}).encode())
+                self.answer(200, {"object": "list", "data": [{"id": model, "object": "model"}]})
 
             def do_POST(self):
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                engine.asked.append((self.path, self.headers, body))
-                self.answer(json.dumps({"text": model}).encode())
-
-            def log_message(self, *a):
-                pass
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
-
-    def close(self):
-        self.server.shutdown()
-        self.server.server_close()
+                engine.asked.append((self.path, self.headers, self.body()))
+                self.answer(200, {"text": model})
+        super().__init__(Answers)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """https peers, recover endpoints and remote indexes: certificates are checked, and nothing is ever sent in the clear instead."""
 import http.client
-import http.server
 import json
 import os
 import socket
@@ -12,6 +11,7 @@ import threading
 import pytest
 
 from conftest import BINARY, Indexer, Mock, Process, Serve, local_hashes, wait_for
+from http_parts import Handler, HttpServer
 
 TOKENS = list(range(1, 33))
 
@@ -28,33 +28,20 @@ def certs(tmp_path_factory):
     return made
 
 
-class TlsServer:
+class TlsServer(HttpServer):
     """Answers every GET with `body` over TLS."""
 
     def __init__(self, pair, body):
         outer = self
         self.asked = []
 
-        class Handler(http.server.BaseHTTPRequestHandler):
+        class Answers(Handler):
             def do_GET(self):
                 outer.asked.append((self.path, dict(self.headers)))
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *a):
-                pass
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+                self.answer(200, body)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(*pair)
-        self.server.socket = context.wrap_socket(self.server.socket, server_side=True)
-        self.port = self.server.server_address[1]
-        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
-
-    def close(self):
-        self.server.shutdown()
-        self.server.server_close()
+        super().__init__(Answers, tls=context)
 
 
 class Listener:

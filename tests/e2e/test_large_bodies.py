@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """Large bodies: other requests are answered meanwhile, what a prompt may be is limited, and memory comes back."""
-import http.server
 import json
 import random
 import select
@@ -9,6 +8,7 @@ import threading
 
 import pytest
 from conftest import SLOW, Indexer, Mock, Select, Serve, call, wait_for
+from http_parts import Handler, HttpServer
 from test_proxy import upstream  # noqa: F401
 
 MIB = 1 << 20
@@ -110,45 +110,27 @@ def test_questions_have_the_same_limit(start):
     assert i.metric("kvroute_indexer_prompts_refused_total") == 2
 
 
-class Tokenizer:
+class Tokenizer(HttpServer):
     """A worker that answers completions, and /tokenize with what it is told."""
 
     def __init__(self):
         self.tokens, me = [], self
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def answer(self, body):
-                self.send_response(200)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                try:
-                    self.wfile.write(body)
-                except OSError:
-                    pass  # it may be cut off
-
+        class Answers(Handler):
             def do_GET(self):
-                self.answer(b'{"data":[]}')
+                self.answer(200, {"data": []})
 
             def do_POST(self):
-                self.rfile.read(int(self.headers["Content-Length"]))
-                self.answer(b'{"tokens":%s}' % me.tokens if self.path == "/tokenize" else b'{"choices":[]}')
-
-            def log_message(self, *a):
-                pass
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
+                self.body()
+                self.answer(200, b'{"tokens":%s}' % me.tokens if self.path == "/tokenize" else b'{"choices":[]}')
+        super().__init__(Answers)
 
 
 @pytest.fixture
 def tokenizer():
     t = Tokenizer()
     yield t
-    t.server.shutdown()
-    t.server.server_close()
+    t.close()
 
 
 def test_a_worker_that_makes_too_many_tokens_is_not_believed(start, tokenizer):

@@ -2,9 +2,9 @@
 """What requests were of: model, worker, status class in `kvroute_requests_total`; the cached tokens by model and worker."""
 import re
 import socket
-import threading
 
 from conftest import Mock, Serve, call, free_ports, read_sse, wait_for
+from http_parts import Handler, HttpServer, serve_connections
 
 TOKENS = list(range(5000, 5100))
 
@@ -102,15 +102,7 @@ class ClosesKept:
     def __init__(self):
         self.port, self.n = free_ports(), 0
         self.listener = socket.create_server(("127.0.0.1", self.port))
-        threading.Thread(target=self.run, daemon=True).start()
-
-    def run(self):
-        while True:
-            try:
-                c, _ = self.listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self.serve, args=(c,), daemon=True).start()
+        serve_connections(self.listener, self.serve)
 
     def serve(self, c):
         with c:
@@ -203,42 +195,18 @@ def test_names_of_engines_are_added_when_asked_for(start):
     assert "vllm:" not in text and "sglang:" not in text
 
 
-class Namer:
+class Namer(HttpServer):
     """A worker that lists 70 models and answers each of them."""
 
     def __init__(self):
-        import http.server
-        import json
-        import socketserver
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def answer(self, body):
-                data = json.dumps(body).encode()
-                self.send_response(200)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
+        class Answers(Handler):
             def do_GET(self):
-                self.answer({"object": "list", "data": [{"id": f"model-{i}"} for i in range(70)]} if self.path == "/v1/models" else {})
+                self.answer(200, {"object": "list", "data": [{"id": f"model-{i}"} for i in range(70)]} if self.path == "/v1/models" else {})
 
             def do_POST(self):
-                self.rfile.read(int(self.headers["Content-Length"]))
-                self.answer({"choices": [{"text": "", "finish_reason": "stop"}]})
-
-            def log_message(self, *a):
-                pass
-        self.server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
-
-    def close(self):
-        self.server.shutdown()
-        self.server.server_close()
+                self.body()
+                self.answer(200, {"choices": [{"text": "", "finish_reason": "stop"}]})
+        super().__init__(Answers)
 
 
 def test_of_seventy_models_sixty_four_have_series_and_the_rest_is_counted_as_other(start):
@@ -266,4 +234,4 @@ def test_requests_whose_workers_fail_are_not_those_that_were_refused(start):
         ends = {dict(k)["reason"]: v for k, v in series(s, "request_ends_total").items() if v}
         assert ends == {"failed": 1, "refused": 1}
     finally:
-        o.stop()
+        o.close()

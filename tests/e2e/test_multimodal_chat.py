@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chats with images, sounds and files: two that differ in those alone are two prompts, and nothing is predicted that cannot be known."""
 import base64
-import http.server
 import json
-import threading
 
 import pytest
 from conftest import Mock, Serve, call, wait_for
+from http_parts import Handler, HttpServer
 
 LONG = "a text of some length, so that it fills a number of blocks. " * 6
 PIXELS = [base64.b64encode(bytes(range(256)) * 8 + bytes([i])).decode() for i in (1, 2)]
@@ -80,7 +79,7 @@ def test_predicted_mode_tells_tools_apart(predicted):
                                       ({"prompt": [[1] * 64, [2] * 64]}, {"prompt": [[3] * 64, [4] * 64]})], ids=["embeddings", "lists of tokens"])
 def test_predicted_mode_tells_other_prompts_apart(start, one, two):
     e = PlaceholderEngine()
-    s = start(Serve, [e.spec], "--no-router-kv-events", "--block-size", 4)
+    s = start(Serve, [e.url], "--no-router-kv-events", "--block-size", 4)
 
     def overlap(body):
         r = call(s.port, "POST", "/v1/completions", {"prompt": LONG, "max_tokens": 1, **body})
@@ -97,7 +96,7 @@ def test_text_parts_are_the_text_they_are(predicted):
     assert s.metric("multimodal_prompts_total") == 0
 
 
-class PlaceholderEngine:
+class PlaceholderEngine(HttpServer):
     """An engine whose tokenizer puts one token where an image goes, as engines do; `style`: where that is, or what goes wrong."""
     IMAGE = 70000
 
@@ -105,35 +104,21 @@ class PlaceholderEngine:
         self.style, self.tokenized, self.served = style, [], []
         engine = self
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def answer(self, status, body=b""):
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(body)))
-                self.send_header("Content-Type", "application/json")
-                self.end_headers()
-                self.wfile.write(body)
-
+        class Answers(Handler):
             def do_GET(self):
                 self.answer(200 if self.path == "/health" else 404)
 
             def do_POST(self):
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                body = json.loads(self.body())
                 if self.path == "/tokenize":
                     engine.tokenized.append(body)
                     tokens = engine.tokens(body)
-                    self.answer(200 if tokens else 500, json.dumps({"tokens": tokens}).encode())
+                    self.answer(200 if tokens else 500, {"tokens": tokens})
                 else:
                     engine.served.append(body)
-                    self.answer(200, json.dumps({"usage": {"prompt_tokens": 5000, "completion_tokens": 1,
-                                                           "prompt_tokens_details": {"cached_tokens": 4800}}}).encode())
-
-            def log_message(self, *a):
-                pass
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.spec = f"http://127.0.0.1:{self.server.server_address[1]}"
-        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
+                    self.answer(200, {"usage": {"prompt_tokens": 5000, "completion_tokens": 1,
+                                                "prompt_tokens_details": {"cached_tokens": 4800}}})
+        super().__init__(Answers)
 
     def tokens(self, body):
         out, images = [], 0
@@ -154,10 +139,6 @@ class PlaceholderEngine:
             return None
         return ([self.IMAGE] * images if self.style == "at the front" else []) + out + [60001]
 
-    def close(self):
-        self.server.shutdown()
-        self.server.server_close()
-
 
 @pytest.fixture
 def placeholders(start):
@@ -166,7 +147,7 @@ def placeholders(start):
     def make(style):
         e = PlaceholderEngine(style)
         made.append(e)
-        return e, start(Serve, [e.spec], "--no-router-kv-events", "--tokenizer", "engine")
+        return e, start(Serve, [e.url], "--no-router-kv-events", "--tokenizer", "engine")
     yield make
     for e in made:
         e.close()

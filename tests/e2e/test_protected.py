@@ -2,46 +2,31 @@
 """A protected and watched router as an operator runs it, all of it at once: TLS, keys, limits, a canary, an access log, traces. Certificates, keys and
 the file of models change under load without a failing request; and what went wrong is found in the log, the trace and the metrics."""
 import collections
-import http.server
 import json
 import signal
 import threading
 
 from conftest import Mock, Serve, call, wait_for
+from http_parts import Handler, HttpServer
 from tls_parts import Authority, context, put
 
 ALICE, BOB, CAROL = (f"sk-{name}-0123456789" for name in ("alice", "bob", "carol"))
 PROMPT = list(range(1000, 1064))
 
 
-class Collector:
+class Collector(HttpServer):
     """Keeps the spans that it gets."""
 
     def __init__(self):
         outer = self
         self.spans = []
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
+        class Answers(Handler):
             def do_POST(self):
-                told = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                told = json.loads(self.body())
                 outer.spans += [s for r in told["resourceSpans"] for x in r["scopeSpans"] for s in x["spans"]]
-                self.send_response(200)
-                self.send_header("Content-Length", "2")
-                self.end_headers()
-                self.wfile.write(b"{}")
-
-            def log_message(self, *a):
-                pass
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        self.port = self.server.server_address[1]
-        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
-
-    def close(self):
-        self.server.shutdown()
-        self.server.server_close()
+                self.answer(200, {})
+        super().__init__(Answers)
 
 
 def keys(extra=""):

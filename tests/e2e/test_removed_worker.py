@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The only worker is removed while a request is somewhere on its way: the request is answered, and the router goes on."""
 import http.client
-import http.server
 import json
 import threading
 
 import pytest
 from conftest import Mock, Serve, call, free_ports, read_sse, wait_for
+from http_parts import Handler, HttpServer
 from test_large_bodies import numbers, upload
 from test_proxy import upstream  # noqa: F401 (fixture)
 from test_queue import busy_serve, occupy
@@ -141,30 +141,18 @@ def test_a_worker_removed_while_the_place_of_an_image_is_asked_for(start, upstre
     story.still_serves()
 
 
-class Between:
+class Between(HttpServer):
     """Forwards questions to an index; `before` is called with the path of each first."""
 
     def __init__(self, port, before):
-        def answer(self):
-            before(self.path)
-            n = int(self.headers.get("Content-Length", 0))
-            body = self.rfile.read(n) if n else None
-            kind = {k: v for k, v in self.headers.items() if k.lower() == "content-type"}
-            r = call(port, self.command, self.path, body, kind)
-            self.send_response(r.status)
-            self.send_header("Content-Type", r.headers["content-type"])
-            self.send_header("Content-Length", str(len(r.body)))
-            self.end_headers()
-            self.wfile.write(r.body)
-        kind = type("Handler", (http.server.BaseHTTPRequestHandler,),
-                    {"do_GET": answer, "do_POST": answer, "log_message": lambda *a: None, "protocol_version": "HTTP/1.1"})
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), kind)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
-
-    def close(self):
-        self.server.shutdown()
-        self.server.server_close()
+        class Answers(Handler):
+            def do_GET(self):
+                before(self.path)
+                kind = {k: v for k, v in self.headers.items() if k.lower() == "content-type"}
+                r = call(port, self.command, self.path, self.body() or None, kind)
+                self.answer(r.status, r.body, r.headers["content-type"])
+            do_POST = do_GET
+        super().__init__(Answers)
 
 
 def test_a_worker_removed_while_an_index_elsewhere_is_asked(start):

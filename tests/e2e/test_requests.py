@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests as users send them: what is asked of an engine's tokenizer, which paths there are, keys of engines, responses that are gone on from."""
-import http.server
 import json
-import threading
 
 import pytest
 from conftest import Mock, Serve, call, wait_for
+from http_parts import Handler, HttpServer
 from test_first_hour import worker  # noqa: F401  pylint: disable=unused-import
 from test_proxy import upstream  # noqa: F401  pylint: disable=unused-import
 
@@ -13,23 +12,13 @@ KEY = "sk-of-this-engine"
 LONG = " ".join(f"word{i}" for i in range(200))
 
 
-class KeyedEngine:
+class KeyedEngine(HttpServer):
     """Wants a key, as vLLM with --api-key does, and says what it was asked."""
 
     def __init__(self, model="m"):
         self.seen, engine = [], self
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def answer(self, status, what):
-                body = json.dumps(what).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(body)))
-                self.send_header("Content-Type", "application/json")
-                self.end_headers()
-                self.wfile.write(body)
-
+        class Answers(Handler):
             def serve(self, body=None):
                 engine.seen.append((self.path, self.headers.get("Authorization"), body))
                 if self.path.startswith("/v1/") and self.headers.get("Authorization") != f"Bearer {KEY}":
@@ -46,19 +35,11 @@ class KeyedEngine:
                 self.serve()
 
             def do_POST(self):
-                self.serve(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-
-            def log_message(self, *a):
-                pass
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
+                self.serve(json.loads(self.body()))
+        super().__init__(Answers)
 
     def asked(self, path):
         return [(auth, body) for p, auth, body in self.seen if p == path]
-
-    def close(self):
-        self.server.shutdown()
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ harm when it dies."""
 import json
 import os
 import struct
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,6 +12,7 @@ import msgpack
 import pytest
 
 from conftest import Mock, Process, ScriptedServer, Serve, call, free_ports, local_hashes, stays, wait_for
+from http_parts import Handler, HttpServer
 from nats_parts import NatsClient, NatsServer, Proxy
 
 SCOPE = "namespace.default.component.backend"
@@ -47,40 +49,28 @@ def over(server, transport, nats):
     return ["--event-plane", "nats", "--nats-url", nats.url], lambda s: ["--use-remote-indexer", "nats://", "--nats-url", nats.url]
 
 
-class PostServer:
+class PostServer(HttpServer):
     """Answers POST with what script(path) gives; None: never."""
 
     def __init__(self, script):
-        import http.server
-        import threading
         self.stop, self.asked = threading.Event(), []  # (path, type, body)
         outer = self
 
-        class Handler(http.server.BaseHTTPRequestHandler):
+        class Answers(Handler):
+            protocol_version = "HTTP/1.0"
+
             def do_POST(self):
-                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                outer.asked.append((self.path, self.headers.get("Content-Type"), body))
+                outer.asked.append((self.path, self.headers.get("Content-Type"), self.body()))
                 answer = script(self.path)
                 if answer is None:
                     outer.stop.wait(30)
                     return
-                body = json.dumps(answer).encode()
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *a):
-                pass
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
+                self.answer(200, answer)
+        super().__init__(Answers)
 
     def close(self):
         self.stop.set()
-        self.server.shutdown()
-        self.server.server_close()
+        super().close()
 
 
 @pytest.mark.parametrize("transport", ["http", "nats"])

@@ -3,7 +3,6 @@
 import concurrent.futures
 import contextlib
 import http.client
-import json
 import os
 import signal
 import socket
@@ -15,6 +14,7 @@ import time
 import pytest
 
 from conftest import SPEAKS_TLS, Mock, Process, Serve, call, free_ports, wait_for
+from http_parts import Handler, HttpServer
 from tls_parts import Authority, context, put
 
 BODY = {"model": "mock", "prompt": list(range(1000, 1064)), "max_tokens": 4}
@@ -345,49 +345,24 @@ def test_a_worker_that_is_not_to_be_checked_is_used_with_a_warning(start, ca, pa
     assert "is not checked (tls-verify=no)" in s.text() and s.get("/workers")[0]["tls_verify"] is False
 
 
-class Asking:
+class Asking(HttpServer):
     """An https worker that wants a certificate of its clients and keeps whose it was."""
 
     def __init__(self, pair, ca):
-        import http.server
         outer = self
         self.names = set()
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def answer(self):
-                n = int(self.headers.get("Content-Length") or 0)
-                self.rfile.read(n)
+        class Answers(Handler):
+            def do_GET(self):
+                self.body()
                 outer.names.add(dict(x[0] for x in self.connection.getpeercert()["subject"])["commonName"])
-                body = json.dumps({"object": "list", "data": [{"id": "mock", "object": "model"}], "choices": [{"index": 0, "text": "x"}]}).encode()
-                self.send_response(200)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-            do_GET = do_POST = answer
-
-            def log_message(self, *a):
-                pass
-
-        class Server(http.server.ThreadingHTTPServer):
-            daemon_threads = True
-
-            def handle_error(self, *a):
-                pass
+                self.answer(200, {"object": "list", "data": [{"id": "mock", "object": "model"}], "choices": [{"index": 0, "text": "x"}]})
+            do_POST = do_GET
         c = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         c.load_cert_chain(*pair)
         c.load_verify_locations(ca)
         c.verify_mode = ssl.CERT_REQUIRED
-        self.server = Server(("127.0.0.1", 0), Handler)
-        self.server.socket = c.wrap_socket(self.server.socket, server_side=True, do_handshake_on_connect=False)
-        self.port = self.server.server_address[1]
-        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
-
-    def close(self):
-        self.server.shutdown()
-        self.server.server_close()
+        super().__init__(Answers, tls=c)
 
 
 def test_workers_that_want_a_certificate_get_ours(start, ca, pair):

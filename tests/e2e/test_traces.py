@@ -2,7 +2,6 @@
 """Traces: the spans of a request, how a trace goes on from the client to the worker, and a collector that misbehaves.
 
 The collector here reads OTLP's JSON strictly, by the names and types of opentelemetry/proto/trace/v1/trace.proto as ProtoJSON has them."""
-import http.server
 import json
 import re
 import socket
@@ -12,6 +11,7 @@ import time
 import pytest
 
 from conftest import SLOW, Mock, Serve, call, read_sse, wait_for
+from http_parts import Handler, HttpServer
 from test_proxy import upstream  # noqa: F401 (fixture)
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -65,18 +65,16 @@ def read_export(body):
     return told, [read_span(s) for s in scope["spans"]]
 
 
-class Collector:
+class Collector(HttpServer):
     """script(n): what it answers to the n-th export: a status, (status, headers, body), or an Event that it waits for first."""
 
     def __init__(self, script=lambda n: 200):
         self.spans, self.resources, self.exports, self.go, self.times, self.errors, self.raw = [], [], 0, threading.Event(), [], [], []
         me, lock = self, threading.Lock()
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
+        class Answers(Handler):
             def do_POST(self):
-                body = self.rfile.read(int(self.headers["Content-Length"]))
+                body = self.body()
                 try:
                     assert self.path == "/v1/traces" and self.headers["Content-Type"] == "application/json"
                     told, spans = read_export(json.loads(body))
@@ -96,27 +94,15 @@ class Collector:
                     me.resources.append(told)
                     me.raw.append(body)
                     me.spans += spans
-                self.send_response(status)
-                for k, v in headers.items():
-                    self.send_header(k, v)
-                self.send_header("Content-Length", str(len(text)))
-                self.end_headers()
-                self.wfile.write(text)
-
-            def log_message(self, *a):
-                pass
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
+                self.answer(status, text, headers=headers)
+        super().__init__(Answers)
 
     def options(self, sample=1):
         return ["--otlp-endpoint", self.url, "--trace-sample", sample]
 
     def close(self):
         self.go.set()
-        self.server.shutdown()
-        self.server.server_close()
+        super().close()
 
 
 @pytest.fixture

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model's folder, and an engine that serves that model: it renders and encodes by itself, in the few lines below, so that tokens made by
 the router are judged by somebody else."""
-import http.server
 import json
 import os
 import re
 import threading
 
 import pytest
+from http_parts import Handler, HttpServer
 
 SPECIALS = ["<|bos|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
 FIRST_SPECIAL = 256
@@ -163,7 +163,7 @@ def developers_as_they_come(ids, q):
     return encode("<|bos|>" + "".join(f"<|{m['role']}|>{m['content']}<|end|>\n" for m in messages) + "<|assistant|>")
 
 
-class TokenEngine:
+class TokenEngine(HttpServer):
     """Speaks as vLLM does: /health, /v1/models, /tokenize, the two render paths, chats and completions.
 
     asked: how often each path; generated: the bodies that it was to answer; change(ids, question) may return other ids, of /tokenize and render;
@@ -179,19 +179,12 @@ class TokenEngine:
         self.lock, self.closed = threading.Lock(), False
         engine = self
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
+        class Answers(Handler):
             def reply(self, status, answer):
                 if engine.closed:  # a connection that was kept goes with the engine
                     self.close_connection = True
                     return
-                body = json.dumps(answer).encode()
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+                self.answer(status, answer)
 
             def do_GET(self):
                 models = [{"id": m, "object": "model", "root": engine.root, "parent": None, "max_model_len": 1 << 20} for m in engine.models]
@@ -200,18 +193,12 @@ class TokenEngine:
                 self.reply(200 if self.path in answers else 404, answers.get(self.path, {}))
 
             def do_POST(self):
-                q = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                q = json.loads(self.body())
                 try:
                     self.reply(*engine.answer(self.path, q))
                 except (KeyError, TypeError, AttributeError) as e:
                     self.reply(400, {"error": {"message": f"malformed: {e!r}"}})
-
-            def log_message(self, *a):
-                pass
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
-        self.server.daemon_threads = True
-        self.port = self.server.server_address[1]
-        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
+        super().__init__(Answers, port)
 
     def spec(self):
         return f"http://127.0.0.1:{self.port},block-size=16"
@@ -240,8 +227,7 @@ class TokenEngine:
 
     def close(self):
         self.closed = True
-        self.server.shutdown()
-        self.server.server_close()
+        super().close()
 
 
 @pytest.fixture(name="folder")
