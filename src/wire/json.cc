@@ -564,31 +564,32 @@ struct kvr_json_iter kvr_json_iter(kvr_json v)
     simdjson::dom::array a;
     simdjson::dom::object o;
     if (!v.doc) return i;
-    if (!unwrap(v).get(o)) {
+    i.value.doc = v.doc;
+    if (!unwrap(v).get(a)) {
+        i.next = pack(a.begin()).at;
+        i.end = pack(a.end()).at;
+    } else if (!unwrap(v).get(o)) {
         i.members = true;
-        i.next = pack(o.begin());
-        i.end = pack(o.end());
-    } else if (!unwrap(v).get(a)) {
-        i.next = pack(a.begin());
-        i.end = pack(a.end());
+        i.next = pack(o.begin()).at;
+        i.end = pack(o.end()).at;
     }
     return i;
 }
 
 bool kvr_json_next(struct kvr_json_iter *i)
 {
-    if (i->next.at == i->end.at) return false;
+    if (i->next == i->end) return false;
+    i->value.at = i->next;
     if (i->members) {
-        auto at = unpack<simdjson::dom::object::iterator>(i->next);
+        auto at = unpack<simdjson::dom::object::iterator>(i->value);
         std::string_view key = at.key();
         i->key = key.data();
         i->key_len = key.size();
         i->value = wrap(at.value());
-        i->next = pack(++at);
+        i->next = pack(++at).at;
     } else {
-        auto at = unpack<simdjson::dom::array::iterator>(i->next);
-        i->value = wrap(*at);
-        i->next = pack(++at);
+        auto at = unpack<simdjson::dom::array::iterator>(i->value);
+        i->next = pack(++at).at;
     }
     return true;
 }

@@ -111,8 +111,8 @@ struct kvr_json_iter {
     const char *key; /* of a member; an element has none: NULL */
     size_t key_len;
     struct kvr_json value;
-    struct kvr_json next, end; /* the iterator's own, as is `members` */
-    bool members;
+    bool members;     /* it goes over an object */
+    size_t next, end; /* the iterator's own */
 };
 struct kvr_json_iter kvr_json_iter(struct kvr_json container);
 bool kvr_json_next(struct kvr_json_iter *i);

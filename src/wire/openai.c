@@ -181,7 +181,7 @@ static void add_message_text(const struct text *t, struct kvr_json message)
     if (kvr_json_as_str(kvr_json_get(message, "role"), &s, &len)) kvr_buf_add(t->out, s, len);
     kvr_buf_add(t->out, "|>\n", 3);
     struct kvr_json_iter i = kvr_json_iter(message);
-    while (kvr_json_type_of(message) == KVR_JSON_OBJECT && has_room(t) && kvr_json_next(&i)) add_other_member(t, &i);
+    while (i.members && has_room(t) && kvr_json_next(&i)) add_other_member(t, &i);
     if (kvr_json_type_of(content) == KVR_JSON_ARRAY) add_parts(t, content);
     else if (kvr_json_type_of(content) > KVR_JSON_NULL) add_part_text(t, content);
     kvr_buf_add(t->out, "<|end|>\n", 8);

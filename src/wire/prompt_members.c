@@ -149,7 +149,7 @@ struct seen {
 static bool asks_for_reports(struct kvr_json xargs)
 {
     static const char mode[] = "kv_cache_report_mode";
-    for (struct kvr_json_iter i = kvr_json_iter(xargs); kvr_json_type_of(xargs) == KVR_JSON_OBJECT && kvr_json_next(&i);)
+    for (struct kvr_json_iter i = kvr_json_iter(xargs); i.members && kvr_json_next(&i);)
         if (i.key_len == sizeof mode - 1 && memcmp(i.key, mode, i.key_len) == 0 && kvr_json_is_str(i.value, "full")) return true;
     return false;
 }

@@ -196,7 +196,7 @@ static bool read_override(struct kvr_json o, struct kvr_override *out, char *bad
     struct kvr_cost_config c;
     const char *field = name;
     if (kvr_json_type_of(v) <= KVR_JSON_NULL) return true;
-    for (struct kvr_json_iter i = kvr_json_iter(v); kvr_json_type_of(v) == KVR_JSON_OBJECT && kvr_json_next(&i);)
+    for (struct kvr_json_iter i = kvr_json_iter(v); i.members && kvr_json_next(&i);)
         if (!read_override_member(out, i.key, i.key_len, i.value)) {
             snprintf(bad, cap, "%.*s", (int)KVR_MIN(i.key_len, (size_t)63), i.key);
             return false;
