@@ -43,11 +43,13 @@ ROWS = [
     ("wrong answers", "wrong_answers"),
 ]
 # workload, key, name, goal
+READER = ("mixed_p999_ns", "reader beside a writer p99.9, ns", None)
 LANDS = [(w, *row) for w, *rows in (
-    ("w1", ("apply_ns_per_block", "apply, ns a block", 22), ("query_ns", "query, ns", 280), ("rss_bytes_per_pair", "bytes a pair, RSS", 21),
+    ("w1", ("apply_ns_per_block", "apply, ns a block", 22), ("query_ns", "query, ns", 280), READER, ("rss_bytes_per_pair", "bytes a pair, RSS", 21),
      ("worst_batch_fill_ms", "worst batch while filling, ms", 0.5)),
-    ("w7", ("apply_ns_per_block", "apply, ns a block", 12), ("query_ns", "query, ns", 1500), ("worst_batch_fill_ms", "worst batch while filling, ms", 0.5)),
-    ("trace", ("apply_ns_per_block", "apply, ns a block", 19), ("query_ns", "query, ns", 250)),
+    ("w7", ("apply_ns_per_block", "apply, ns a block", 12), ("query_ns", "query, ns", 1500), READER, ("rss_bytes_per_pair", "bytes a pair, RSS", None),
+     ("worst_batch_fill_ms", "worst batch while filling, ms", 0.5)),
+    ("trace", ("apply_ns_per_block", "apply, ns a block", 19), ("query_ns", "query, ns", 250), READER, ("rss_bytes_per_pair", "bytes a pair, RSS", None)),
     ("one2", ("query_ns", "query, ns", 120)),
     ("one50", ("query_ns", "query, ns", 300), ("worst_batch_fill_ms", "worst batch while filling, ms", 1))) for row in rows]
 # program and arguments, what is read of it, name, goal
@@ -162,7 +164,7 @@ def landed(of_workloads, of_sizes, floor):
         if results:
             peers = {n: r[key] for n, r in results.items() if n != "kvroute" and key in r and not r["wrong_answers"]}
             against = {} if peers or "bytes" in key or "_ms" in key else {"a miss, ns": floor["floor_miss_ns"]}
-            rows.append(Row(f"{w}: {name}", results["kvroute"][key], peers or against, goal))
+            rows.append(Row(f"{name}: {w}", results["kvroute"][key], peers or against, goal))
     return rows
 
 

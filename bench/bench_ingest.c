@@ -2,11 +2,12 @@
 /*
  * Events as vLLM sends them (array form, a stored event of 16 or 128 blocks of 16 tokens, then evictions), decoded and applied without a
  * socket; then from another process over loopback TCP through the ingest thread into the index: flat out from eight engines that share
- * most prompts, CPU of this process and what its RSS grew by when all has been applied. Prints "key value" lines. An argument: only that.
+ * most prompts, CPU of this process and what its RSS grew by when all has been applied. Prints "key value" lines. With a number: so often, and only that.
  */
 #include <msgpuck.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -194,9 +195,8 @@ static void over_zmq(void)
 
 int main(int argc, char **argv)
 {
-    (void)argv;
     setvbuf(stdout, NULL, _IOLBF, 0);
-    over_zmq();
+    for (int n = argc > 1 ? (int)strtol(argv[1], NULL, 10) : 1; n > 0; n--) over_zmq();
     if (argc == 1) direct();
     return 0;
 }

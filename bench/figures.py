@@ -53,7 +53,7 @@ def ratio(row):
 
 
 def last_recorded(path=None):
-    """Returns: {name: {"figure": ..., "ratio": ..., "to": ..., "commit": ...}}, each of the last line that has it."""
+    """Returns: {name: {"figure": ..., "ratio": ..., "to": ..., "goal": ..., "commit": ...}}, each of the last line that has it."""
     path, last = path or HISTORY, {}
     if os.path.exists(path):
         with open(path, encoding="utf-8") as f:
@@ -98,7 +98,7 @@ def record(rows, path=None):
     figures = {}
     for r in rows:
         now, to = ratio(r)
-        figures[r.name] = {"figure": float(f"{r.now:.4g}"), **({"ratio": float(f"{now:.4g}"), "to": to} if to else {})}
+        figures[r.name] = {"figure": float(f"{r.now:.4g}"), **({"ratio": float(f"{now:.4g}"), "to": to} if to else {}), **({} if r.goal is None else {"goal": r.goal})}
     with open(path or HISTORY, "a", encoding="utf-8") as f:
         f.write(json.dumps({"commit": commit(), "date": str(datetime.date.today()), "machine": machine(), "figures": figures}) + "\n")
 

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Where the time goes: samples a program under load with perf (Debian: linux-perf, as root), draws a flame graph, prints the ten functions
+"""Where the time goes: samples a program under load with perf (Debian: linux-perf, as root), draws a flame graph, prints the ten items
 that take most. usage: flame.py proxy|ingest OUT.svg [SECONDS]
 
 proxy: `kvroute serve` with events, half of the time small requests, half streams; ingest: bench_ingest without its engines' process.
 """
 import collections
 import html
+import itertools
 import os
 import re
 import subprocess
@@ -38,21 +39,40 @@ def of_proxy(data, seconds):
         perf.wait()
 
 
-def of_ingest(data, _):
-    subprocess.run(sampled(["build/release/bench/bench_ingest", "zmq"], data), check=True)
+def of_ingest(data, seconds):
+    subprocess.run(sampled(["build/release/bench/bench_ingest", str(4 * seconds)], data), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def name_of(frame):
+    """The function; of a library without symbols its name, and nothing where the stack is lost."""
+    m = re.match(r"\s*[0-9a-f]+ (.*) \((.*)\)$", frame)
+    name = m[1].split("+0x")[0].removesuffix(".constprop.0").removesuffix(".isra.0").strip()
+    return os.path.basename(m[2]).split(".so")[0].strip("[]").replace("unknown", "") if name == "[unknown]" else name
 
 
 def stacks(data):
     """Returns: {(outermost, ..., innermost): samples}"""
-    out = subprocess.run(["perf", "script", "--no-inline", "-F", "comm,pid,tid,ip,sym", "-i", data], capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(["perf", "script", "--no-inline", "-F", "comm,pid,tid,ip,sym,dso", "-i", data], capture_output=True, text=True, check=True).stdout
     found, left_out = collections.Counter(), set(re.findall(r"^engines +(\d+)/", out, re.M))
     for one in out.split("\n\n"):
         head, *frames = one.strip().splitlines() or [""]
         m = re.match(r"(.*?) +(\d+)/\d+", head)
         if m and frames and m[2] not in left_out:
-            names = [re.sub(r"^\s*[0-9a-f]+ ", "", f).split("+0x")[0].strip() for f in frames]
-            found[(m[1], *[n for n in reversed(names) if n != "[unknown]"])] += 1
+            found[(m[1], *[k for k, _ in itertools.groupby(filter(None, map(name_of, reversed(frames))))])] += 1
     return found
+
+
+def item(stack):
+    """What a sample counts for: the function, or the whole of the kernel's work for one kind of call."""
+    if "entry_SYSCALL_64_after_hwframe" in stack:
+        caller = stack[stack.index("entry_SYSCALL_64_after_hwframe") - 1]
+        return f"system call {re.sub('^(__GI_)?_*(libc_)?', '', caller)}"
+    for name in stack:
+        if name in ("asm_exc_page_fault", "exc_page_fault"):
+            return "page faults"
+        if name.startswith(("asm_sysvec", "asm_common_interrupt", "ret_from_fork")):
+            return "interrupts"
+    return stack[-1].removeprefix("__GI___")
 
 
 def frames(found, depth=0):
@@ -79,7 +99,7 @@ def draw(tree, total, title):
                 continue
             width, y = n / total * WIDTH, (rows - 1 - level) * ROW + 6
             shade = 25 + sum(map(ord, name)) * 7 % 30
-            label = html.escape(name[:int(width / 6.2)]) if width > 25 else ""
+            label = html.escape(name[:int((width - 4) / 6.8)]) if width > 25 else ""
             out.append(f'<g><title>{html.escape(name)}: {100 * n / total:.1f} %</title><rect x="{x:.1f}" y="{y}" width="{max(width - 0.5, 0.5):.1f}" '
                        f'height="{ROW - 1}" fill="hsl({shade},80%,68%)"/><text x="{x + 3:.1f}" y="{y + 12}">{label}</text></g>')
             put(level + 1, x, inner)
@@ -94,14 +114,13 @@ def main():
         data = os.path.join(folder, "perf.data")
         {"proxy": of_proxy, "ingest": of_ingest}[what](data, seconds)
         found = stacks(data)
-    total, own, among = sum(found.values()), collections.Counter(), collections.Counter()
+    total, own = sum(found.values()), collections.Counter()
     for stack, n in found.items():
-        own[stack[-1]] += n
-        among.update({name: n for name in set(stack[1:])})
+        own[item(stack)] += n
     with open(out, "w", encoding="utf-8") as f:
         f.write(draw(frames(found), total, f"{what}: {total:,} samples of CPU time; frames below {100 * LEAST:.1f} % are left out"))
     for name, n in own.most_common(10):
-        print(f"{100 * n / total:5.1f} % {name} (with what it calls {100 * among[name] / total:.1f} %)")
+        print(f"{100 * n / total:5.1f} % {name}")
 
 
 if __name__ == "__main__":

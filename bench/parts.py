@@ -64,15 +64,15 @@ end
 class Load:
     """What wrk (Debian's) sends: these bodies in turns, by so many connections, with a pause of up to 2 * pause_ms before each."""
 
-    def __init__(self, folder, name, bodies, connections, pause_ms=0, headers=""):
-        self.path, self.connections = os.path.join(folder, name), connections
+    def __init__(self, folder, name, bodies, connections, pause_ms=0, headers="", threads=1):
+        self.path, self.connections, self.threads = os.path.join(folder, name), connections * threads, threads
         with open(self.path + ".txt", "w") as f:
             f.writelines(json.dumps(b) + "\n" for b in bodies)
         with open(self.path + ".lua", "w") as f:
             f.write(WRK % (self.path + ".txt", headers, f"delay = function() return math.random(0, {2 * pause_ms}) end" if pause_ms else ""))
 
     def command(self, url, seconds):
-        return ["wrk", "-t1", f"-c{self.connections}", f"-d{seconds}s", "--timeout", "10s", "-s", self.path + ".lua", url]
+        return ["wrk", f"-t{self.threads}", f"-c{self.connections}", f"-d{seconds}s", "--timeout", "10s", "-s", self.path + ".lua", url]
 
     def run(self, url, seconds, cpu="0"):
         """Returns: answers, microseconds of the 50th and of the 99th percentile."""

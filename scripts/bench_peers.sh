@@ -25,7 +25,7 @@ done
 
 # file NAME: the workload's file, made when it is not there.
 file() {
-    [ -f "$out/$1" ] || "$bench" make "$1" "$out/$1" "$trace" >&2
+    [ -f "$out/$1" ] || { "$bench" make "$1" "$out/$1.part" "$trace" >&2 && mv "$out/$1.part" "$out/$1"; } || exit 1
     echo "$out/$1"
 }
 

@@ -53,14 +53,14 @@ def test_a_goal_stands_in_for_who_is_not_there_and_none_is_divided_by_nothing(hi
 
 
 def test_a_line_is_written_only_when_asked(history, monkeypatch, capsys):
-    rows = [Row("small", 10, {"haproxy": 12})]
+    rows = [Row("small", 10, {"haproxy": 12}, 11)]
     monkeypatch.delenv("RECORD", raising=False)
     figures.report("a run", rows)
     assert not history.exists()
     monkeypatch.setenv("RECORD", "1")
     figures.report("a run", rows)
     line = json.loads(history.read_text())
-    assert set(line) == {"commit", "date", "machine", "figures"} and line["figures"] == {"small": {"figure": 10, "ratio": 1.2, "to": "haproxy"}}
+    assert set(line) == {"commit", "date", "machine", "figures"} and line["figures"] == {"small": {"figure": 10, "ratio": 1.2, "to": "haproxy", "goal": 11}}
     assert "/" not in line["machine"] and os.uname().nodename not in line["machine"]
     figures.report("a run", rows)
     assert len(history.read_text().splitlines()) == 2 and "10; 1.2 (" in capsys.readouterr().out.splitlines()[-2]
