@@ -18,7 +18,7 @@ help:
 	@echo "make demo-engines  the demo with two of them instead of mocks"
 	@echo "make test-openapi  every port's OpenAPI document against the program, by Schemathesis (optional: PyPI)"
 	@echo "make test-gateway  the endpoint picker behind a real Envoy (optional: a wheel of PyPI)"
-	@echo "make bench    benchmarks, ratios in one run"
+	@echo "make bench    benchmarks, ratios in one run beside those recorded last (RECORD=1: this run is recorded, too)"
 	@echo "make bench-peers  the index beside Dynamo's and SMG's, in turns (optional: needs cargo and crates)"
 	@echo "make bench-routers  kvroute beside public routers over the same mock engines, in turns (optional: needs Python 3.12 and wheels)"
 	@echo "make bench-tokens  what token ids made by the router save (optional: needs make tokenizer, make engines)"

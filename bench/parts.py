@@ -17,10 +17,70 @@ KVROUTE = sys.argv[1] if len(sys.argv) > 1 else "build/release/kvroute"
 running = []
 
 
-def spawn(*args):
-    p = subprocess.Popen([str(a) for a in args], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def spawn(*args, cpu=None):
+    """cpu: the cores that it may use, as taskset has them."""
+    pinned = ["taskset", "-c", cpu, *args] if cpu else args
+    p = subprocess.Popen([str(a) for a in pinned], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     running.append(p)
     return p
+
+
+def end(p):
+    p.terminate()
+    p.wait()
+    running.remove(p)
+
+
+def cpu_seconds(pid):
+    """Of all threads that live."""
+    total = 0
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/schedstat") as f:
+            total += int(f.read().split()[0])
+    return total / 1e9
+
+
+def page_faults(pid):
+    with open(f"/proc/{pid}/stat") as f:
+        return int(f.read().rsplit(")", 1)[1].split()[7])
+
+
+def rss_mb(pid):
+    with open(f"/proc/{pid}/status") as f:
+        return int(re.search(r"VmRSS:\s+(\d+)", f.read()).group(1)) / 1024
+
+
+WRK = """local requests, n = {}, 0
+init = function() for body in io.lines("%s") do requests[#requests + 1] = wrk.format("POST", nil, {["Content-Type"] = "application/json", %s}, body) end end
+request = function() n = n %% #requests + 1; return requests[n] end
+%s
+done = function(summary, latency)
+  local e = summary.errors
+  io.write("KVR ", summary.requests, " ", e.connect + e.read + e.write + e.status + e.timeout, " ", latency:percentile(50), " ", latency:percentile(99), "\\n")
+end
+"""
+
+
+class Load:
+    """What wrk (Debian's) sends: these bodies in turns, by so many connections, with a pause of up to 2 * pause_ms before each."""
+
+    def __init__(self, folder, name, bodies, connections, pause_ms=0, headers="", threads=1):
+        self.path, self.connections, self.threads = os.path.join(folder, name), connections * threads, threads
+        with open(self.path + ".txt", "w") as f:
+            f.writelines(json.dumps(b) + "\n" for b in bodies)
+        with open(self.path + ".lua", "w") as f:
+            f.write(WRK % (self.path + ".txt", headers, f"delay = function() return math.random(0, {2 * pause_ms}) end" if pause_ms else ""))
+
+    def command(self, url, seconds):
+        return ["wrk", f"-t{self.threads}", f"-c{self.connections}", f"-d{seconds}s", "--timeout", "10s", "-s", self.path + ".lua", url]
+
+    def run(self, url, seconds, cpu="0"):
+        """Returns: answers, microseconds of the 50th and of the 99th percentile."""
+        out = subprocess.run(["taskset", "-c", cpu, *self.command(url, seconds)], capture_output=True, text=True, check=True).stdout
+        requests, errors, p50, p99 = map(float, re.search(r"KVR (\S+) (\S+) (\S+) (\S+)", out).groups())
+        if errors or not requests:
+            sys.exit(f"{url}: {errors:.0f} errors in {requests:.0f} requests")
+        return requests, p50, p99
 
 
 def until(what, check):
@@ -67,8 +127,7 @@ class Router:
         return time.perf_counter() - t0, r.headers["x-kvroute-reason"]
 
     def rss_mb(self):
-        with open(f"/proc/{self.p.pid}/status") as f:
-            return int(re.search(r"VmRSS:\s+(\d+)", f.read()).group(1)) / 1024
+        return rss_mb(self.p.pid)
 
 
 def quantile(xs, q):

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # The index and its peers, in turns, on the same workload files; then kvroute alone at several sizes, with lanes, and
-# for a while. Needs cargo and the network on the first run, and 16 GB of disk for the largest workloads.
-#   ROUNDS=5 WORKLOADS="w1 w7 trace" SIZES="one one2 one50 m05 m10 m50" CHURN=60 TRACE=file.jsonl scripts/bench_peers.sh
+# for a while; events, the indexer, choosing. Needs cargo and the network on the first run (PEERS=0: kvroute alone,
+# without them), and 16 GB of disk for the largest workloads.
+#   PEERS=1 ROUNDS=5 WORKLOADS="w1 w7 trace" SIZES="one one2 one50 m05 m10 m50" CHURN=60 TRACE=file.jsonl scripts/bench_peers.sh
 # An empty SIZES, or CHURN=0, leaves that part out.
 set -eu
 cd "$(dirname "$0")/.."
@@ -14,15 +15,17 @@ churn=${CHURN:-60}
 bench=build/release/bench/bench_index
 out=build/peers
 mkdir -p "$out"
-command -v cargo >/dev/null || { echo "bench-peers needs cargo (Debian: apt-get install cargo, or a newer one)" >&2; exit 1; }
-for peer in dynamo smg; do
+peers=()
+[ "${PEERS:-1}" = 0 ] || peers=(--peers "$out/target/release")
+[ "${#peers[@]}" = 0 ] || command -v cargo >/dev/null || { echo "bench-peers needs cargo (Debian: apt-get install cargo, or a newer one)" >&2; exit 1; }
+for peer in ${peers:+dynamo smg}; do
     echo "building bench/peers/$peer" >&2
     (cd "bench/peers/$peer" && RUSTFLAGS="-C target-cpu=native" CARGO_TARGET_DIR="../../../$out/target" cargo build --release --locked -q)
 done
 
 # file NAME: the workload's file, made when it is not there.
 file() {
-    [ -f "$out/$1" ] || "$bench" make "$1" "$out/$1" "$trace" >&2
+    [ -f "$out/$1" ] || { "$bench" make "$1" "$out/$1.part" "$trace" >&2 && mv "$out/$1.part" "$out/$1"; } || exit 1
     echo "$out/$1"
 }
 
@@ -37,7 +40,4 @@ if [ -n "$sizes" ]; then
     args+=(--lanes "$(file w1)")
 fi
 [ "$churn" = 0 ] || args+=(--churn "$(file w1)" "$churn")
-grep -m1 'model name' /proc/cpuinfo || true
-echo "$(nproc) core(s), $(date -u +%F)"
-"$bench" floor
-python3 bench/index/table.py --rounds "$rounds" --peers "$out/target/release" --json "$out/result.json" "${args[@]}"
+python3 bench/bench_index.py --rounds "$rounds" "${peers[@]}" --json "$out/result.json" "${args[@]}"

@@ -63,6 +63,7 @@ ADDRESS_ONLY = {
     "test_check.py": "words: what a check of one thread says of files",
     "test_replay.py": "words: a client of one thread and its table",
     "test_bench_routers.py": "tables of figures; a script",
+    "test_bench_figures.py": "tables of figures; a script",
     "test_mock_script.py": "a script",
     "test_http_pressure.py": "bytes in use, which the thread sanitizer multiplies; a connection belongs to one thread",
     "test_room_for_others.py": "descriptors and bytes in use; a connection belongs to one thread",

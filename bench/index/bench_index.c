@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The index on one workload. Prints "key value" lines, the same keys as the programs under bench/peers, so that
- * bench/index/table.py can put them side by side.
+ * bench/bench_index.py can put them side by side.
  *
  *   bench_index make NAME FILE [trace.jsonl]   writes a workload (see --help for names; "trace" with a file)
  *   bench_index run FILE [--portable]          measures
  *   bench_index apply FILE                     only applies, for profilers
  *   bench_index lanes FILE                     one lane and two, with and without readers
  *   bench_index churn FILE SECONDS             applies and removes over and over, watching memory
- *   bench_index floor                          the machine: memory bandwidth and latency
+ *   bench_index floor                          the machine: memory bandwidth and latency, a thousand dependent multiplications
  */
 #include "workload.h"
 
@@ -472,7 +472,10 @@ static int machine_floor(void)
         for (size_t j = 0; j < 10; j++) p[j] = a[p[j] * 8];
     say("floor_overlapped_miss_ns", (now() - t) * 1e9 / 4000000);
     for (size_t j = 0; j < 10; j++) at += p[j];
-    fprintf(stderr, "%llu\n", (unsigned long long)(sum + at));
+    t = now();
+    for (int i = 0; i < 20000000; i++) x = x * 6364136223846793005u + 1442695040888963407u;
+    say("floor_chain_us", (now() - t) * 1e6 / 20000);
+    fprintf(stderr, "%llu\n", (unsigned long long)(sum + at + x));
     free(a);
     return 0;
 }

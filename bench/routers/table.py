@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Figures of several rounds: medians, spreads, and who is best. All tables are Markdown."""
+import os
+import sys
 from statistics import median
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+from figures import spread, table  # noqa: E402
 
 # key, heading, digits, whether more is better; those that count for the summary
 FIGURES = [
@@ -18,22 +23,6 @@ MORE = [("failures", "failed", 0, False)]
 
 def values(runs, key):
     return [r[key] for r in runs if r.get(key) is not None]
-
-
-def spread(v, digits):
-    """median (least to most)"""
-    if not v:
-        return "-"
-    middle = f"{median(v):.{digits}f}"
-    return middle if len(v) == 1 else f"{middle} ({min(v):.{digits}f} to {max(v):.{digits}f})"
-
-
-def line(cells):
-    return "| " + " | ".join(cells) + " |"
-
-
-def table(head, rows):
-    return "\n".join([line(head), line(["---"] * len(head)), *[line(r) for r in rows]])
 
 
 def of_row(results):
