@@ -8,7 +8,7 @@
  * prompts of conversations with shared beginnings: how much of a prompt is cached, blocks stored and removed for a request, pairs held
  *   table        both together, for 1 to 64 shards
  *
- * What it leaves out: the proxy's own work (bench_proxy), engines, failures, and headroom.
+ * What it leaves out: the proxy's own work (bench_serve.py), engines, failures, and headroom.
  */
 #include <math.h>
 #include <stdio.h>
