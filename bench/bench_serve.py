@@ -28,7 +28,7 @@ LOOPS = int(sys.argv[sys.argv.index("--loops") + 1]) if "--loops" in sys.argv el
 OURS, THEIRS = (f"{CORES - LOOPS}-{CORES - 1}", f"0-{CORES - LOOPS - 1}") if CORES > LOOPS else (f"0-{CORES - 1}",) * 2
 TOKENS, STREAMS, PACE = 200, 2000, 50
 WAYS = {"round-robin": ("--router-mode", "round-robin", "--no-router-kv-events"), "predicted": ("--no-router-kv-events",), "kv": ("--tokenizer", "bytes")}
-GOALS = {  # issue 43 of the project: what the best proxy needs, or better
+GOALS = {  # what the best proxy needs, or better
     "small, CPU us": (14, 17, 19), "stream, CPU us a piece": (1.4, 1.4, 1.4), "text of 32 KB, CPU us": (60, 90, 130), "32k ids, CPU us": (100, None, 170),
     "added at 200/s p50, us": (110, 130, 160), "added at 200/s p99, us": (250, 250, 250), "page faults of 32 KB text": (0, 0, 0), "page faults of 32k ids": (0, 0, 0)}
 
@@ -190,22 +190,32 @@ def one_turn(kind, load, proxy, mocks, seconds):
     return {"p50": p50, "p99": p99}
 
 
+def idle_rss(make):
+    proxy = make()
+    time.sleep(1)  # what is done once
+    mb = rss_mb(proxy.p.pid)
+    end(proxy.p)
+    return mb
+
+
 def many_streams(load, mocks, folder, rounds):
     """Open streams at a fixed pace, each time through a new process."""
     samples = {}
+    others = [lambda m=m: m(mocks, folder) for m in (haproxy, nginx) if shutil.which(m.__name__)]
+    idle = [idle_rss(make) for make in [lambda: kvroute(mocks, "idle", *WAYS["predicted"]), *others]]
     for _ in range(rounds):
-        for make in [lambda: kvroute(mocks, "kv", *WAYS["kv"], events=True), *[lambda m=m: m(mocks, folder) for m in (haproxy, nginx) if shutil.which(m.__name__)]]:
+        for make, idle_mb in zip([lambda: kvroute(mocks, "kv", *WAYS["kv"], events=True), *others], idle):
             until("no streams", lambda: mocks.count("vllm:num_requests_running") == 0)
             proxy = make()
-            time.sleep(1)  # what is done once
-            idle, client = rss_mb(proxy.p.pid), spawn(*load.command(proxy.url, 60), cpu=THEIRS)
+            time.sleep(1)
+            before, client = rss_mb(proxy.p.pid), spawn(*load.command(proxy.url, 60), cpu=THEIRS)
             until("streams", lambda: mocks.count("vllm:num_requests_running") >= STREAMS * 0.98)
             time.sleep(2)
             cpu, pieces, start = cpu_seconds(proxy.p.pid), mocks.count("vllm:generation_tokens_total"), time.monotonic()
             time.sleep(5)
             cpu, pieces, took = cpu_seconds(proxy.p.pid) - cpu, mocks.count("vllm:generation_tokens_total") - pieces, time.monotonic() - start
             samples.setdefault(proxy.name, []).append({f"{STREAMS:,} streams, CPU us a piece": cpu * 1e6 / pieces, "pace": pieces / took / STREAMS,
-                                                       "KB a stream": (rss_mb(proxy.p.pid) - idle) * 1024 / STREAMS, "idle process, RSS MB": idle})
+                                                       "KB a stream": (rss_mb(proxy.p.pid) - before) * 1024 / STREAMS, "idle process, RSS MB": idle_mb})
             end(client)
             end(proxy.p)
     return {name: medians(s) for name, s in samples.items()}

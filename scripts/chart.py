@@ -101,7 +101,7 @@ def first_screen():
     def same(cells):
         return cells[0] if len(set(cells)) == 1 else " / ".join(c or "-" for c in cells)
     body = [[what + ("" if "kv" in ones or not any(ones) else ": " + ", ".join(ones)), same([behind(o) for o in ones.values()]),
-             same([short(o["figure"] * o["ratio"]) if "to" in o and o["to"] != "goal" else "" for o in ones.values()]),
+             same([short(o["figure"] * o["ratio"]) if o.get("to", "goal") not in ("goal", "1,000 steps, us") else "" for o in ones.values()]),
              same([short(o.get("goal")) for o in ones.values()])] for what, ones in together(rows).items()]
     return (f"kvroute is ahead of the best peer in {sum(r >= 1 for r in peers)} figures of {len(peers)}; of {len(goals)} goals "
             f"{sum(goals)} are met. Bold: a peer needs less. Three figures: round-robin / predicted / kv.\n\n{table(['', 'kvroute', 'best beside it', 'goal'], body)}\n")

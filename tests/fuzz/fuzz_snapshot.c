@@ -68,8 +68,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (!path[0]) {
         snprintf(path, sizeof path, "/tmp/kvroute-fuzz-%d", (int)getpid());
         x.o = &o;
-        pthread_mutex_init(&x.lock, NULL);
-        pthread_mutex_init(&x.change_lock, NULL);
+        kvr_lock_init(&x.lock, KVR_LOCK_INDEXER);
+        kvr_lock_init(&x.change_lock, KVR_LOCK_INDEXER_CHANGES);
     }
     if (size < 17) return 0;
     unsigned char *copy = malloc(size - 1);
