@@ -163,7 +163,7 @@ def rig(start, engine, tmp_path):
         if replay:
             spec += f",replay=tcp://127.0.0.1:{e.replay_port}"
         args = ([spec], "--handover", tmp_path / "ports", "--restore-timeout", 20 if replay else min(SLOW, 3), *options)
-        s = start(Serve, *args)
+        s = start(Serve, *args, ready=not replay)  # the replay is answered by who waits
         e.heard_by(1)
 
         def follow(s, *more):
