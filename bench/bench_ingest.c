@@ -2,7 +2,8 @@
 /*
  * Events as vLLM sends them (array form, a stored event of 16 or 128 blocks of 16 tokens, then evictions), decoded and applied without a
  * socket; then from another process over loopback TCP through the ingest thread into the index: flat out from eight engines that share
- * most prompts, CPU of this process and what its RSS grew by when all has been applied. Prints "key value" lines. With a number: so often, and only that.
+ * most prompts, CPU of this process and what its RSS grew by when all has been applied. Prints "key value" lines. With a number: so often,
+ * and only that.
  */
 #include <msgpuck.h>
 #include <pthread.h>
