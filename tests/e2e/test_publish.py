@@ -229,7 +229,7 @@ def test_an_engine_that_cannot_be_heard_is_a_warning(start, zctx, who):
 def test_without_replay_it_must_see_the_first_batch(start, hand):
     hand.stored([1], TOKENS[:4])  # before anybody listens
     p = start(Publish, hand, block_size=4, with_replay=False)
-    wait_for("connected", lambda: p.status()["connected"])
+    hand.heard_by(1)
     hand.stored([2], TOKENS[4:8], parent=1)
     wait_for("seen", lambda: p.status()["engine_batches"] == 1)
     assert p.status()["trust"] == "untrusted" and call(p.port, "GET", "/ready").status == 503
