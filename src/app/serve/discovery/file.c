@@ -113,7 +113,7 @@ int discovery_file_check(struct discovery *d, char *err, size_t cap)
 int discovery_file_start(struct discovery *d, char *err, size_t cap)
 {
     char why[1200];
-    if (!d->o->discovery_target && needs_target(err, cap)) return -1;
+    if (!d->o->discovery_target) return needs_target(err, cap);
     struct discovery_file *f = calloc(1, sizeof *f);
     if (!f) return kvr_refuse(err, cap, "out of memory");
     f->looked_ms = now_ms();
