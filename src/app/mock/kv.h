@@ -181,6 +181,7 @@ struct mock_kv_line {
     struct kvr_json_parser *json;
     struct kvr_buf *in;
     size_t max;
+    int status; /* of the last read: why it has ended, UV_EOF, or 0: what was said is no line */
     /* May close the line. */
     void (*on_line)(struct mock_kv_line *l, struct kvr_json said);
     /* The peer has ended, or says what is no line. The line is to be closed. */

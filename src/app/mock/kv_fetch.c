@@ -253,7 +253,9 @@ static void on_fetch_line(struct mock_kv_line *l, struct kvr_json said)
 
 static void on_fetch_end(struct mock_kv_line *l)
 {
-    fail((struct mock_fetch *)l, "the other engine has closed the connection");
+    fail((struct mock_fetch *)l, l->status == UV_EOF ? "the other engine has closed the connection"
+                                 : l->status         ? uv_strerror(l->status)
+                                                     : "the other engine says what is no line");
 }
 
 static void on_connect(uv_connect_t *c, int status)

@@ -24,6 +24,7 @@
 
 #include "app/mock/generate.h"
 #include "base/lru.h"
+#include "net/http/listen.h"
 
 struct mock_kept {
     struct kvr_lru_entry entry; /* first */
@@ -422,7 +423,8 @@ int mock_kv_open_port(struct mock_kv *kv, struct mock_rank *rank, uint16_t numbe
     if (rc) return rc;
     port->open = true;
     port->tcp.data = port;
-    if ((rc = uv_tcp_bind(&port->tcp, (struct sockaddr *)&at, 0)) || (rc = uv_listen((uv_stream_t *)&port->tcp, 128, on_connection)) ||
+    if ((rc = uv_tcp_bind(&port->tcp, (struct sockaddr *)&at, 0)) ||
+        (rc = uv_listen((uv_stream_t *)&port->tcp, KVR_LISTEN_BACKLOG, on_connection)) ||
         (rc = uv_tcp_getsockname(&port->tcp, (struct sockaddr *)&at, &len)))
         return rc;
     port->number = ntohs(at.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&at)->sin6_port : ((struct sockaddr_in *)&at)->sin_port);

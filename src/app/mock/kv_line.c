@@ -78,6 +78,7 @@ static void on_bytes(uv_stream_t *s, ssize_t n, const uv_buf_t *)
     struct mock_kv_line *l = s->data;
     size_t fresh = l->in->len;
     if (n == 0) return;
+    l->status = n < 0 ? (int)n : 0;
     if (n > 0) l->in->len += (size_t)n;
     if (n > 0 && take_lines(l, fresh)) return;
     uv_read_stop(s);
