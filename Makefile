@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # The front door. `make demo` and `make test` install what is missing (Debian packages), build, and run.
-.PHONY: all docs nightly test-packages build demo demo-engines tokenizer test test-long check test-engines test-openapi test-gateway test-kube engines bench bench-peers bench-routers bench-tokens lint fuzz format install clean help sim options-page wheel deb dist test-install test-page
+.PHONY: all docs nightly test-packages build benches demo demo-engines tokenizer test test-long check test-engines test-openapi test-gateway test-kube engines bench bench-peers bench-routers bench-tokens lint fuzz format install clean help sim options-page wheel deb dist test-install test-page
 
 all: build
 
@@ -18,6 +18,7 @@ help:
 	@echo "make demo-engines  the demo with two of them instead of mocks"
 	@echo "make test-openapi  every port's OpenAPI document against the program, by Schemathesis (optional: PyPI)"
 	@echo "make test-gateway  the endpoint picker behind a real Envoy (optional: a wheel of PyPI)"
+	@echo "make benches  the benchmarks' programs, in build/release/bench"
 	@echo "make bench    benchmarks, ratios in one run beside those recorded last (RECORD=1: this run is recorded, too)"
 	@echo "make bench-peers  the index beside Dynamo's and SMG's, in turns (optional: needs cargo and crates)"
 	@echo "make bench-routers  kvroute beside public routers over the same mock engines, in turns (optional: needs Python 3.12 and wheels)"
@@ -35,9 +36,12 @@ help:
 build:
 	@scripts/deps.sh build
 	@scripts/moved.sh build/release
-	@cmake --preset release -DKVR_TESTS=OFF > build-release.log 2>&1 || (cat build-release.log; exit 1)
+	@cmake --preset release -DKVR_TESTS=OFF -DKVR_BENCH=OFF -DKVR_LTO=ON > build-release.log 2>&1 || (cat build-release.log; exit 1)
 	@rm -f build-release.log
 	@cmake --build --preset release
+
+benches: build
+	@cmake --preset release -DKVR_TESTS=OFF -DKVR_LTO=ON > /dev/null && cmake --build --preset release | tail -1
 
 demo: build
 	@scripts/demo.sh
@@ -94,10 +98,10 @@ test-gateway: test-packages build
 	@scripts/deps.sh gateway
 	@scripts/envoy.sh >/dev/null && scripts/envoy.sh test $(ARGS)
 
-bench: test-packages build
+bench: test-packages benches
 	@scripts/bench.sh
 
-bench-peers: test-packages build
+bench-peers: test-packages benches
 	@scripts/bench_peers.sh
 
 # ARGS="--rows conv-60 --rounds 2 ...": see ARGS=--help
@@ -129,9 +133,7 @@ INSTALL_FROM ?= build/release
 options-page: build
 	@scripts/options_page.sh
 
-sim: build
-	@scripts/moved.sh build/release
-	@cmake --preset release -DKVR_BENCH=ON > /dev/null && cmake --build --preset release | tail -1
+sim: benches
 	@build/release/bench/bench_sim $(ARGS)
 
 install: build

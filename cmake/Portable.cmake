@@ -17,6 +17,6 @@ target_link_libraries(kvroute_portable PRIVATE Threads::Threads m PkgConfig::UV 
 if(KVR_NATS)
   target_link_libraries(kvroute_portable PRIVATE PkgConfig::NATS)
 endif()
-target_link_options(kvroute_portable PRIVATE -s -static-libstdc++ -Wl,--exclude-libs,ALL,--disable-new-dtags)
+target_link_options(kvroute_portable PRIVATE ${KVR_ACROSS_FILES} -s -static-libstdc++ -Wl,--exclude-libs,ALL,--disable-new-dtags)
 set_target_properties(kvroute_portable PROPERTIES LINKER_LANGUAGE CXX RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/portable OUTPUT_NAME kvroute
                       BUILD_RPATH $ORIGIN/lib)

@@ -214,13 +214,13 @@ def test_a_holder_that_is_busy_with_what_the_router_does_not_know_is_regretted(s
     s = start(Serve, [slow, start(Mock, speedup=0.5)], "--engine-metrics-interval", 3600)  # which would tell it
     for i in range(60):
         assert s.complete(prompt(i, 16 + 40 * (i % 20)), max_tokens=1, stream=True).status == 200
-    hold(s, prompt(99, 960), 1)
+    hold(s, prompt(99, 4000), 1)
     before = s.metric("choice_regret_ms_sum")
     c = http.client.HTTPConnection("127.0.0.1", slow.port, timeout=60)  # not through the router
     c.request("POST", "/v1/completions", json.dumps({"prompt": [7] * 100000, "max_tokens": 1}))
     wait_for("busy", lambda: b"vllm:num_requests_running" in call(slow.port, "GET", "/metrics").body
              and re.search(rb"vllm:num_requests_running\{[^}]*\} 1", call(slow.port, "GET", "/metrics").body))
-    r = s.complete(prompt(99, 960), max_tokens=1, stream=True, headers={"x-request-id": "why"})
+    r = s.complete(prompt(99, 4000), max_tokens=1, stream=True, headers={"x-request-id": "why"})
     c.close()
     d = decision(s, "why")
     assert r.headers["x-kvroute-worker"] == "1" and d["other_ttft_ms"] > 0
