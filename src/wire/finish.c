@@ -28,15 +28,17 @@ enum kvr_finish kvr_finish_behind(const char *s, const char *end)
     return quote ? named(s, (size_t)(quote - s)) : KVR_FINISH_UNTOLD;
 }
 
+/* From the end, where engines say it: long answers are not looked through. */
 enum kvr_finish kvr_finish_in(const char *data, size_t len)
 {
     static const char member[] = "\"finish_reason\"";
-    const char *end = data + len, *at;
-    enum kvr_finish last = KVR_FINISH_UNTOLD;
-    while ((at = memmem(data, (size_t)(end - data), member, sizeof member - 1))) {
-        data = at + sizeof member - 1;
-        enum kvr_finish found = kvr_finish_behind(data, end);
-        if (found != KVR_FINISH_UNTOLD) last = found;
+    enum { MEMBER = sizeof member - 1 };
+    const char *end = data + len;
+    for (const char *f = end; (f = memrchr(data, 'f', (size_t)(f - data)));) {
+        const char *at = f - 1;
+        if (f == data || end - at < MEMBER || memcmp(at, member, MEMBER) != 0) continue;
+        enum kvr_finish found = kvr_finish_behind(at + MEMBER, end);
+        if (found != KVR_FINISH_UNTOLD) return found;
     }
-    return last;
+    return KVR_FINISH_UNTOLD;
 }
