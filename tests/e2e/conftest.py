@@ -51,6 +51,13 @@ def wait_for(what, check, timeout=10.0):
     raise AssertionError(f"timed out waiting for {what}; last: {last!r}")
 
 
+def freeze(p):
+    """Stops a process; it does nothing more once this returns."""
+    p.send_signal(signal.SIGSTOP)
+    tasks = f"/proc/{p.pid}/task"
+    wait_for("it stands still", lambda: all(open(f"{tasks}/{t}/stat").read().rsplit(")", 1)[1].split()[0] in "TZ" for t in os.listdir(tasks)))
+
+
 def stays(what, check, seconds):
     """Asserts that check() is true, over and over, for that long: where the passing of time is what is tested."""
     until = time.monotonic() + seconds

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from conftest import SLOW, Mock, Serve, call, stays
+from conftest import Mock, SLOW, Serve, call, freeze, stays
 
 
 @pytest.mark.parametrize("body", [{"token_ids": [1] * 64}, {"token_ids": [1] * 200_000}], ids=["small", "read on a thread"])
@@ -14,7 +14,7 @@ def test_an_asker_who_leaves_before_the_index_answers_ends_nothing(start, body):
     index = start(Serve, [m.spec(",model=m")], "--serve-indexer")
     s = start(Serve, [m.spec(",model=m")], "--use-remote-indexer", f"http://127.0.0.1:{index.admin}")
     assert s.post("/overlap_scores", {"model_name": "m", **body}).status == 200
-    index.p.send_signal(signal.SIGSTOP)
+    freeze(index.p)
     try:
         for _ in range(3):
             with pytest.raises(OSError):

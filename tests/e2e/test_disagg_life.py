@@ -9,7 +9,7 @@ import threading
 import time
 
 import pytest
-from conftest import Mock, Serve, call, free_ports, read_sse, wait_for
+from conftest import Mock, Serve, call, free_ports, freeze, read_sse, wait_for
 from leg_fleets import AT_ONCE
 from leg_parts import HANG, PARAMS, RESET, Pieces, answer, decodes, events, handoff, prefills
 from test_disagg_mocks import clean, fleet_of, prompt_of
@@ -427,7 +427,7 @@ class MocksBetween:
     def __init__(self, start, *options, n=1, lease=60, **more):
         self.s, (self.p,), (self.d,) = fleet_of(start, "vllm-nixl", decode=("--speedup-ratio", "1"), options=(*BUSY, "--health-interval", "3600", *options),
                                                 n=1, lease=lease, keys=",total-kv-blocks=8")
-        self.p.p.send_signal(signal.SIGSTOP)
+        freeze(self.p.p)
         self.requests = [Leaving(self.s, model="mock", prompt=[i * 64 + t for t in range(64)], **more) for i in range(n)]
         wait_for("the prefill legs", lambda: booked(self.s, "prefill") == n)
         whole = {"prompt": [1] * 96, "max_tokens": 100_000, "n": 2, "stream": True}  # which one worker has to take
@@ -517,7 +517,7 @@ def test_what_a_router_leaves_behind_that_was_killed_goes_with_the_leases(start)
     before = [Leaving(s, model="mock", prompt=[i * 64 + t for t in range(64)]) for i in range(10)]
     wait_for("between the legs or later", lambda: booked(s, "decode") == 10)
     for p in ps:
-        p.p.send_signal(signal.SIGSTOP)
+        freeze(p.p)
     before += [Leaving(s, model="mock", prompt=[i * 64 + t for t in range(64)]) for i in range(10, 20)]
     wait_for("prompts under way", lambda: booked(s, "prefill") == 10)
     s.kill()

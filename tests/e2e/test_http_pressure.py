@@ -12,7 +12,7 @@ import time
 import pytest
 
 import conftest
-from conftest import Indexer, Mock, Serve, call, wait_for
+from conftest import Indexer, Mock, Serve, call, freeze, wait_for
 from test_proxy import upstream  # noqa: F401 (a fixture)
 
 MB = 1 << 20
@@ -224,7 +224,7 @@ def test_a_request_that_has_arrived_is_read_before_its_connection_is_called_idle
     s = start(Serve, [start(Mock)], "--max-connections", 4)
     held = [socket.create_connection(("127.0.0.1", s.port), timeout=30) for _ in range(4)]
     time.sleep(0.5)  # so long nothing has come on them
-    s.p.send_signal(signal.SIGSTOP)
+    freeze(s.p)
     with open(f"/proc/{s.p.pid}/stat") as stat:  # it runs on for a moment
         wait_for("stopped", lambda: (stat.seek(0), stat.read().rsplit(")", 1)[1].split()[0] == "T")[1])
     new = [socket.create_connection(("127.0.0.1", s.port), timeout=30) for _ in range(3)]

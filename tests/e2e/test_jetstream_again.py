@@ -3,12 +3,11 @@
 import base64
 import json
 import signal
-import time
 
 import msgpack
 import pytest
 
-from conftest import Engine, Publish, Serve, call, free_ports, stays, wait_for
+from conftest import Engine, Publish, Serve, call, free_ports, freeze, stays, wait_for
 from nats_parts import NatsClient, NatsServer
 
 STREAM = "namespace-default-component-backend-kv-events"
@@ -93,6 +92,13 @@ def metric(p, name):
     return float(line.split()[-1])
 
 
+def unread(port):
+    """Bytes that wait in the connections of a server."""
+    with open("/proc/net/tcp") as f:
+        rows = [line.split() for line in f.readlines()[1:]]
+    return sum(int(row[4].split(":")[1], 16) for row in rows if int(row[1].split(":")[1], 16) == port)
+
+
 def newest(p, n):
     return lambda: p.status()["newest_id"] == n
 
@@ -100,22 +106,23 @@ def newest(p, n):
 def test_events_that_died_with_the_server_are_missing_in_the_stream(start, nats, hand):
     p = publisher(start, hand, nats)
     r = router(start, nats)
-    wait_for("the first", lambda: blocks(r, 0) == 2 and r.view(7)["trusted"])
-    nats.p.send_signal(signal.SIGSTOP)  # what is written to it now, nobody reads
+    wait_for("the first", lambda: blocks(r, 0) == 2 and r.view(7)["trusted"] and p.status()["stream"]["waiting"] == 0)
+    freeze(nats.p)  # what is written to it now, nobody reads
+    hand.stored(list(range(1000, 1200)), [9] * 800)
+    wait_for("it is sent; no heartbeat is as large", lambda: unread(nats.port) > 2000)
     for n in range(1, 10):
         chain(hand, n)
-    wait_for("they are published", newest(p, 11))
-    time.sleep(0.2)
+    wait_for("they are published", newest(p, 12))
     nats.kill()
     for n in range(10, 20):
         chain(hand, n)
-    wait_for("all are seen", newest(p, 21))
+    wait_for("all are seen", newest(p, 22))
     nats.start()
     wait_for("all blocks", lambda: all(blocks(r, n) == 2 for n in range(20)), 20)
     wait_for("trust", lambda: r.view(7)["trusted"], 20)
     assert r.view(7)["view"] == "whole" and r.view(7)["gaps"] == 0
     client = NatsClient(nats.port)
-    assert stored_ids(client) == list(range(1, 22))
+    assert stored_ids(client) == list(range(1, 23))
     client.close()
     assert p.status()["stream"]["lost"] == 0 and p.status()["stream"]["again"] > 0
 
