@@ -37,6 +37,13 @@ static void apply_log(const struct options_parse *p)
 
 /* ---- environment and flags --------------------------------------------------------------------------- */
 
+/* Kubernetes tells containers of the services beside them: of one named `kvroute` by KVROUTE_PORT=tcp://10.96.3.4:80, no option. */
+static bool is_service_link(const struct option_row *r, const char *name, const char *value)
+{
+    size_t n = strlen(name);
+    return r->type == OPT_U64 && n > 5 && !strcmp(name + n - 5, "_PORT") && strstr(value, "://");
+}
+
 static int read_environment(struct options_parse *p)
 {
     char name[128];
@@ -46,6 +53,7 @@ static int read_environment(struct options_parse *p)
         KVR_ASSERT(r != NULL);
         options_env_name(row->name, name, sizeof name);
         char *v = getenv(name);
+        if (v && is_service_link(r, name, v)) v = NULL;
         if (v) options_row_given(p, row->name);
         if (!v && row->env) {
             v = getenv(row->env);

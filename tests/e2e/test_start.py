@@ -59,6 +59,19 @@ def manifests(folder):
             yield from manifests(os.path.join(folder, r))
 
 
+def service_links(objects):
+    """What a kubelet tells containers of the services of their namespace."""
+    env = {}
+    for (kind, name), o in objects.items():
+        if kind != "Service" or o["spec"].get("clusterIP") == "None":
+            continue
+        name, port = name.upper().replace("-", "_"), o["spec"]["ports"][0]["port"]
+        at = f"tcp://10.96.3.4:{port}"
+        env.update({f"{name}_SERVICE_HOST": "10.96.3.4", f"{name}_SERVICE_PORT": str(port), f"{name}_PORT": at, f"{name}_PORT_{port}_TCP": at})
+    assert "KVROUTE_PORT" in env
+    return env
+
+
 @pytest.mark.parametrize("folder", ["router", "picker"])
 def test_the_manifests_fit_together_and_start_what_they_say(folder, tmp_path):
     """What a cluster would read of them: names that lead to each other, the options of the container and the file that is mounted for it."""
@@ -90,16 +103,31 @@ def test_the_manifests_fit_together_and_start_what_they_say(folder, tmp_path):
         (port,) = [p for p in by["Service", asked["name"]]["spec"]["ports"] if p["port"] == asked["port"]["number"]]
         assert port["name"] == "ext-proc" and port["appProtocol"] == "http2"
         assert route["spec"]["rules"][0]["backendRefs"] == [{"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": options["kubernetes-pool"]}]
+    secrets = {v["name"]: v["secret"]["secretName"] for v in pod["volumes"] if "secret" in v}
+    (keys,) = [m["mountPath"] for m in container["volumeMounts"] if m["name"] in secrets]
+    assert options["admin-host"] == "0.0.0.0" and options["admin-key-file"] == f"{keys}/keys" and ports["admin"] == 9090
+    (tmp_path / "keys").write_text("a-key-of-the-secret\n")
     command, (file, args) = container["args"][0], (tmp_path / "kvroute.yaml", container["args"][1:])
-    file.write_text(config)
+    file.write_text(config.replace(f"{keys}/keys", str(tmp_path / "keys")))
     args = [a.replace("/etc/kvroute/kvroute.yaml", str(file)) for a in args]
-    p = subprocess.run([BINARY, command, *args, "--check"], capture_output=True, text=True, timeout=60, check=False)
+    # the program starts beside its own service even where links are on, as they are unless a pod says otherwise
+    assert pod["enableServiceLinks"] is False
+    p = subprocess.run([BINARY, command, *args, "--check"], env={**os.environ, **service_links(by)}, capture_output=True, text=True, timeout=60, check=False)
     if "this build has none" in p.stderr:
         pytest.skip("built without nghttp2")
     assert p.returncode == 0, p.stderr
     if command == "serve":
         p = subprocess.run([BINARY, "check", str(file)], capture_output=True, text=True, timeout=60, check=False)
         assert p.returncode == 0 and "nothing is wrong" in p.stdout, p.stdout + p.stderr
+
+
+@pytest.mark.parametrize("file", ["compose", "gateway"])
+def test_mocks_of_the_compose_files_tell_cached_tokens(file):
+    """What the dashboard's hit rate is made of."""
+    with open(os.path.join(ROOT, f"deploy/compose/{file}.yaml"), encoding="utf-8") as f:
+        services = yaml.safe_load(f)["services"]
+    commands = [s["command"].split() for name, s in services.items() if name.startswith("mock")]
+    assert len(commands) == 2 and all("--enable-prompt-tokens-details" in c for c in commands)
 
 
 def test_the_gateway_of_the_compose_file_fits_envoys_file():
