@@ -45,6 +45,16 @@ def test_conversations_are_found_in_the_cache(start, tmp_path, prompts):
     assert out["output_tokens"] == 8 * n
 
 
+@pytest.mark.parametrize("usage, told", [({}, None), ({"prompt_tokens_details": {"cached_tokens": 0}}, 0)])
+def test_a_ratio_that_nobody_told_is_not_zero(worker, tmp_path, usage, told):
+    w = worker(v1__completions={"choices": [{"text": "x"}], "usage": {"prompt_tokens": 64, "completion_tokens": 1, **usage}})
+    r = replay("--url", w.url, "--workload", "siblings,requests=4,rate=200", "--no-stream", "--json", tmp_path / "out.json")
+    assert r.returncode == 0, r.stdout + r.stderr
+    shown = next(line.split()[-1] for line in r.stdout.splitlines() if line.startswith("cached-token ratio"))
+    assert json.loads((tmp_path / "out.json").read_text())[0]["cached_token_ratio_pct"] == told
+    assert (shown, "no answer told cached tokens (vLLM: --enable-prompt-tokens-details)" in r.stdout) == (("-", True) if told is None else ("0.0", False))
+
+
 def test_text_prompts_are_texts_that_need_no_escapes(worker):
     w = worker(v1__completions={"choices": [{"text": "say \"it\" \\ \u00fc\n"}]})
     assert replay("--url", w.url, "--workload", CONVERSATIONS.replace("rate=40", "rate=20"), "--prompts", "text", "--no-stream").returncode == 0

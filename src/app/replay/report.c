@@ -5,6 +5,7 @@
  */
 #include "app/replay/report.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "base/buf.h"
@@ -30,6 +31,7 @@ struct report {
     char label[64], first_error[128];
     struct series ttft, itl, e2e;
     uint64_t ok, failed, prompt_tokens, cached_tokens, output_tokens, with_usage;
+    uint64_t told_prompt_tokens; /* of answers that told how much was cached */
     struct spread workers, prefill_workers;
     struct {
         char name[16];
@@ -103,7 +105,8 @@ void report_add(struct report *r, const struct outcome *o)
     if (o->usage.present) {
         r->with_usage++;
         r->prompt_tokens += o->usage.prompt_tokens;
-        r->cached_tokens += o->usage.cached_tokens;
+        r->cached_tokens += o->usage.has_cached ? o->usage.cached_tokens : 0;
+        r->told_prompt_tokens += o->usage.has_cached ? o->usage.prompt_tokens : 0;
     }
     count(&r->workers, o->worker);
     if (o->has_prefill) count(&r->prefill_workers, o->prefill_worker);
@@ -140,15 +143,25 @@ static double percentile(const struct series *s, double p)
     return s->v[at];
 }
 
-static double ratio(uint64_t a, uint64_t b)
+/* NAN: no answer told. */
+static double cached_percent(const struct report *r)
 {
-    return b ? (double)a / (double)b : 0;
+    return r->told_prompt_tokens ? 100 * (double)r->cached_tokens / (double)r->told_prompt_tokens : NAN;
+}
+
+/* "-": not known. */
+static const char *number_text(double v, int digits, char out[32])
+{
+    if (isnan(v)) return "-";
+    snprintf(out, 32, "%.*f", digits, v);
+    return out;
 }
 
 void report_progress(const struct report *r, double elapsed_s, char *out, size_t cap)
 {
-    snprintf(out, cap, "%6.1f s: %llu done, %llu failed, %.1f req/s, cached %.1f %%", elapsed_s, (unsigned long long)r->ok,
-             (unsigned long long)r->failed, elapsed_s > 0 ? (double)r->ok / elapsed_s : 0, 100 * ratio(r->cached_tokens, r->prompt_tokens));
+    char cached[32];
+    snprintf(out, cap, "%6.1f s: %llu done, %llu failed, %.1f req/s, cached %s %%", elapsed_s, (unsigned long long)r->ok,
+             (unsigned long long)r->failed, elapsed_s > 0 ? (double)r->ok / elapsed_s : 0, number_text(cached_percent(r), 1, cached));
 }
 
 uint64_t report_failures(const struct report *r)
@@ -169,7 +182,7 @@ static double per_second(const struct report *r, uint64_t n)
     X(WALL, "wall time, s", 1, "wall_s", r->wall_s) \
     X(RATE, "requests/s", 1, "requests_per_s", per_second(r, r->ok)) \
     X(TOKENS, "output tokens/s", 0, "output_tokens_per_s", per_second(r, r->output_tokens)) \
-    X(CACHED, "cached-token ratio, %", 1, "cached_token_ratio_pct", 100 * ratio(r->cached_tokens, r->prompt_tokens)) \
+    X(CACHED, "cached-token ratio, %", 1, "cached_token_ratio_pct", cached_percent(r)) \
     X(TTFT_MEAN, "TTFT mean, ms", 1, "ttft_mean_ms", r->ttft.seen ? r->ttft.sum / (double)r->ttft.seen : 0) \
     X(TTFT50, "TTFT p50, ms", 1, "ttft_p50_ms", percentile(&r->ttft, 0.5)) \
     X(TTFT90, "TTFT p90, ms", 1, "ttft_p90_ms", percentile(&r->ttft, 0.9)) \
@@ -223,20 +236,24 @@ static void print_treatments(const struct report *r)
 
 void report_print(struct report *const *reports, size_t n)
 {
+    char text[32];
     printf("%-24s", "");
     for (size_t i = 0; i < n; i++) printf("%16s", reports[i]->label);
     if (n == 2) printf("%12s", "ratio");
     printf("\n");
     for (enum figure f = 0; f < FIGURE_COUNT; f++) {
         printf("%-24s", figures[f].name);
-        for (size_t i = 0; i < n; i++) printf("%16.*f", figures[f].digits, figure(reports[i], f));
-        if (n == 2 && f > F_FAILED && figure(reports[0], f) > 0) printf("%11.2fx", figure(reports[1], f) / figure(reports[0], f));
+        for (size_t i = 0; i < n; i++) printf("%16s", number_text(figure(reports[i], f), figures[f].digits, text));
+        if (n == 2 && f > F_FAILED && figure(reports[0], f) > 0 && !isnan(figure(reports[1], f)))
+            printf("%11.2fx", figure(reports[1], f) / figure(reports[0], f));
         printf("\n");
     }
     for (size_t i = 0; i < n; i++) {
         print_spread(reports[i]->label, "worker", &reports[i]->workers);
         if (reports[i]->prefill_workers.n) print_spread(reports[i]->label, "prefill worker", &reports[i]->prefill_workers);
         if (reports[i]->treatments_n) print_treatments(reports[i]);
+        if (reports[i]->ok && isnan(cached_percent(reports[i])))
+            printf("%s: no answer told cached tokens (vLLM: --enable-prompt-tokens-details)\n", reports[i]->label);
         if (reports[i]->failed) printf("%s: first failure: %s\n", reports[i]->label, reports[i]->first_error);
     }
     fflush(stdout);
