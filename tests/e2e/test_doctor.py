@@ -6,6 +6,7 @@ import subprocess
 import pytest
 
 from conftest import BINARY, SLOW, Engine, Indexer, Mock, Publish, Select, Serve, free_ports, wait_for
+from nats_parts import NatsServer
 
 
 def doctor(*args):
@@ -98,6 +99,33 @@ def test_usage_and_dead_targets(start):
     text = subprocess.run([BINARY, "doctor", f"http://127.0.0.1:{free_ports()}"], capture_output=True, text=True, timeout=30 * SLOW).stdout
     assert text.startswith("problem") and "1 problem(s)" in text
     assert "usage: kvroute doctor" in subprocess.run([BINARY, "doctor", "--help"], capture_output=True, text=True, timeout=30 * SLOW).stdout
+
+
+@pytest.fixture
+def nats():
+    n = NatsServer()
+    yield n
+    n.stop()
+
+
+@pytest.mark.parametrize("kind", ["nats", "jetstream"])
+def test_events_that_come_by_a_plane_are_no_problem(nats, start, kind):
+    plane = ["--event-plane", kind, "--nats-url", nats.url]
+    m = start(Mock)
+    p = start(Publish, m, "--worker-id", 1, *plane)
+    s = start(Serve, [f"http://127.0.0.1:{m.port},id=1,recover={p.url}"], *plane)
+    wait_for("a whole view", lambda: s.view()["view"] == "whole")
+    assert s.view()["endpoint"] == "plane"
+    rc, report = doctor(f"http://127.0.0.1:{s.admin}")
+    assert rc == 0, problems(report)
+
+
+def test_an_admin_port_that_wants_a_key_says_so(start, tmp_path):
+    (tmp_path / "keys").write_text("a-key-of-the-admin-port\n")
+    s = start(Serve, [start(Mock)], "--admin-key-file", tmp_path / "keys", ready=False)
+    rc, report = doctor(f"http://127.0.0.1:{s.admin}")
+    assert rc == 2 and "401" in problems(report)["key"]["detail"] and "--admin-key-file" in problems(report)["key"]["advice"]
+    assert "reachable" not in problems(report)
 
 
 # ---- an engine by its address alone ------------------------------------------------------------------------------------

@@ -109,6 +109,14 @@ static void report_tiers(struct doctor *d, const char *subject, unsigned rank, s
     report_untold(d, subject, rank, v);
 }
 
+/* Events of one of its ranks come by the event plane. */
+static bool is_of_plane(struct kvr_json views)
+{
+    bool any = false;
+    for (size_t i = 0; i < kvr_json_count(views); i++) any |= kvr_json_is_str(kvr_json_get(kvr_json_at(views, i), "endpoint"), "plane");
+    return any;
+}
+
 static void report_views(struct doctor *d, const char *subject, struct kvr_json views)
 {
     for (size_t i = 0; i < kvr_json_count(views); i++) {
@@ -175,6 +183,7 @@ static size_t read_workers(struct doctor *d, const char *base, struct kvr_json l
         report_notes(d, t->subject, kvr_json_get(kvr_json_get(w, "learnt"), "notes"));
         report_cached_tokens(d, t->subject, w);
         report_views(d, t->subject, kvr_json_get(w, "views"));
+        t->index_elsewhere = is_of_plane(kvr_json_get(w, "views"));
         if (t->url[0] && !true_of(w, "schedulable"))
             found(d, PROBLEM, t->subject, "health", "see the router's log", "the router does not send it requests");
     }
@@ -231,7 +240,7 @@ static void examine_router(struct doctor *d, const char *base, struct kvr_json l
     if (n == 0) found(d, PROBLEM, base, "workers", "register them: --worker or POST /workers", "none is registered");
     for (size_t i = 0; i < n; i++) {
         bool any = all[i].url[0] != 0;
-        all[i].index_elsewhere = elsewhere;
+        all[i].index_elsewhere |= elsewhere;
         for (uint32_t r = 0; r < all[i].dp_size; r++) any |= all[i].events[r][0] != 0;
         if (any) engine_examine(d, &all[i]);
     }
@@ -488,8 +497,12 @@ static void examine(struct doctor *d, struct engine_target *t)
     } else if (status && get(d, t->url, "/status", &f, &o) && kvr_json_type_of(kvr_json_get(o, "ranks")) == KVR_JSON_ARRAY) {
         examine_sidecar(d, t->url, o);
     } else if (status && !get(d, t->url, "/v1/models", &f, &o)) {
-        found(d, PROBLEM, t->subject, "reachable", "give a router's, indexer's, sidecar's or engine's address",
-              "something answers, but nothing that is known here");
+        if (status == 401 || f.status == 401)
+            found(d, PROBLEM, t->subject, "key", "give one that it takes: --api-key-file FILE, at an admin port that of --admin-key-file",
+                  "it answers with status 401: it wants %s key", d->key ? "another" : "a");
+        else
+            found(d, PROBLEM, t->subject, "reachable", "give a router's, indexer's, sidecar's or engine's address",
+                  "something answers, but nothing that is known here");
         d->unusable = true;
     } else if (status) {
         fetch(d, t->url, NULL, "", d->key, &f);

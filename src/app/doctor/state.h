@@ -75,7 +75,7 @@ struct engine_target {
     uint64_t worker_id;
     char role[12], kv_protocol[24]; /* as its router says; "": it is no router's */
     char served[128];               /* a model that it has said it serves; "": it did not answer */
-    bool index_elsewhere;           /* its router follows no events */
+    bool index_elsewhere;           /* its router follows no events, or those of an event plane */
     char router[256];               /* admin URL of the router that knows it, or "" */
 };
 /* ask.c: the key for an engine; NULL: none */

@@ -66,6 +66,12 @@ static size_t first_view(const struct kvr_view_status *st, size_t n, uint64_t wo
     return low;
 }
 
+/* Its events come by the event plane. */
+static bool is_of_plane(const struct admin *admin, const struct worker *w, uint32_t place)
+{
+    return place < w->dp_size && !w->ranks[place].endpoints[RANK_EVENTS][0] && views_has_source(admin->workers, w, place);
+}
+
 static void put_views(struct admin *admin, struct kvr_buf *b, const struct worker *w, const struct kvr_view_status *st, size_t n)
 {
     kvr_json_printf(b, "'views':[");
@@ -73,6 +79,7 @@ static void put_views(struct admin *admin, struct kvr_buf *b, const struct worke
         kvr_json_printf(b, "{'dp_rank':%u,'state':%s,'view':%s,'trust':%s,'trusted':%i,'reason':%s", st[i].worker.dp_rank,
                         st[i].state == KVR_VIEW_LIVE ? "live" : "restoring", kvr_view_knowledge_name(st[i].knowledge),
                         kvr_view_trust_name(&st[i]), st[i].trusted, st[i].reason);
+        if (is_of_plane(admin, w, st[i].worker.dp_rank - w->dp_start)) kvr_json_put_str(b, "endpoint", "plane");
         if (st[i].events_trouble) kvr_json_put_str(b, "events_error", st[i].events_trouble);
         if (st[i].replay_trouble) kvr_json_put_str(b, "replay_error", st[i].replay_trouble);
         kvr_json_printf(b, "'for_ms':%ju,'next_sequence':%ju,'batches':%ju", (kvr_now_ns(kvr_clock_monotonic()) - st[i].since_ns) / 1000000,
