@@ -158,6 +158,15 @@ def test_draining_answers_those_who_wait(start):
         h.close()
 
 
+def test_thresholds_are_those_of_a_model_that_is_served(start):
+    a, b = start(Mock, "--model", "a"), start(Mock, "--model", "b", "--block-size", 32)
+    s = start(Serve, [a.spec(",model=a"), f"http://127.0.0.1:{b.port},model=b,block-size=32"])
+    r = s.post("/busy_threshold", {"model": "b", "active_prefill_tokens_threshold": 100})
+    assert r.status == 200, r.body
+    shown = {tuple(t["models"]): t["active_prefill_tokens_threshold"] for t in s.get("/busy_threshold")["thresholds"]}
+    assert shown == {("a",): None, ("b",): 100}
+
+
 def test_overloaded_workers_answer_503_and_the_threshold_can_change(start):
     s = busy_serve(start)
     held = occupy(s)

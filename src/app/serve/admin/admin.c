@@ -176,6 +176,43 @@ static void put_threshold(struct kvr_buf *b, const char *key, double v)
     else kvr_json_double(b, v);
 }
 
+/* Name number i of a worker, NULL: it has no more. */
+static const char *name_locked(const struct workers *ws, const struct worker *w, size_t i)
+{
+    return i == 0 ? worker_model(ws, w) : i <= w->models_n ? w->models[i - 1].id : NULL;
+}
+
+static bool serves(struct workers *ws, const struct partition *p, const char *model)
+{
+    const char *name;
+    bool any = !strcmp(model, p->model[0] ? p->model : "default");
+    workers_lock(ws);
+    for (const struct worker *w = workers_first(ws); w && !any; w = w->next)
+        for (size_t i = 0; w->partition == p && (name = name_locked(ws, w, i)); i++) any |= !strcmp(name, model);
+    workers_unlock(ws);
+    return any;
+}
+
+/* What its workers serve. */
+static void put_models(struct kvr_buf *b, struct workers *ws, const struct partition *p)
+{
+    enum { NAMES_MAX = 64 };
+    const char *names[NAMES_MAX], *name;
+    size_t n = 0, k;
+    kvr_json_printf(b, "'models':[");
+    workers_lock(ws);
+    for (const struct worker *w = workers_first(ws); w; w = w->next)
+        for (size_t i = 0; w->partition == p && (name = name_locked(ws, w, i)); i++) {
+            for (k = 0; k < n && strcmp(names[k], name); k++) {
+            }
+            if (k < n || n == NAMES_MAX) continue;
+            names[n++] = name;
+            kvr_json_str(b, name, strlen(name));
+        }
+    workers_unlock(ws);
+    kvr_json_close(b, ']');
+}
+
 static void get_busy(struct admin *admin, struct kvr_http_conn *c)
 {
     struct kvr_buf b = {0};
@@ -184,6 +221,7 @@ static void get_busy(struct admin *admin, struct kvr_http_conn *c)
     for (const struct partition *p = partitions_first(admin->workers); p; p = p->next) {
         kvr_router_busy(p->router, &t);
         kvr_json_printf(&b, "{'model':%s,'routing_group':%s", p->model[0] ? p->model : "default", p->group);
+        put_models(&b, admin->workers, p);
         put_threshold(&b, "active_decode_blocks_threshold", t.decode_blocks_frac);
         put_threshold(&b, "active_prefill_tokens_threshold", t.prefill_tokens);
         put_threshold(&b, "active_prefill_tokens_threshold_frac", t.prefill_tokens_frac);
@@ -210,7 +248,7 @@ static void set_busy(struct admin *admin, struct kvr_http_conn *c, struct kvr_js
         return;
     }
     for (struct partition *p = partitions_first(admin->workers); p; p = p->next) {
-        if (model[0] && strcmp(model, p->model[0] ? p->model : "default")) continue;
+        if (model[0] && !serves(admin->workers, p, model)) continue;
         kvr_router_set_busy(p->router, &t);
         found++;
     }
