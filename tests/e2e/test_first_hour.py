@@ -9,7 +9,7 @@ import time
 
 import msgpack
 import pytest
-from conftest import BINARY, Engine, Mock, Serve, call, free_ports, wait_for
+from conftest import BINARY, Engine, Mock, Serve, call, free_ports, stays, wait_for
 from http_parts import Handler, HttpServer
 from test_doctor import doctor, problems
 
@@ -401,6 +401,15 @@ def test_an_events_endpoint_where_nobody_answers_is_named(start):
     m, port = start(Mock), free_ports()
     s = start(Serve, [f"http://127.0.0.1:{m.port},events=tcp://127.0.0.1:{port}"], ready=False)
     says(s, "worker 1 rank 0", f"events=tcp://127.0.0.1:{port}", "no publisher answers there")
+
+
+def test_an_engine_that_dies_is_not_said_to_answer(start):
+    m = start(Mock)
+    s = start(Serve, [f"http://127.0.0.1:{m.port},events=tcp://127.0.0.1:{free_ports()}"], ready=False)
+    says(s, "worker 1 rank 0", "no publisher answers there")
+    m.kill()
+    wait_for("the worker is down", lambda: s.get("/workers")[0]["status"] == "down")
+    stays("nothing answers", lambda: "its events endpoint answers" not in s.text(), 1)
 
 
 def test_doctor_says_what_the_router_has_noticed(start):

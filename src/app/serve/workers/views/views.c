@@ -527,7 +527,8 @@ static void look_at_wiring_locked(struct workers *ws, const struct kvr_view_stat
     uint32_t place = w ? st->worker.dp_rank - w->dp_start : 0;
     if (!w || place >= w->dp_size || !w->ranks[place].endpoints[RANK_EVENTS][0]) return;
     enum wiring is = wiring_of(ws, w, st, now);
-    if (is != w->ranks[place].wiring) tell_wiring(w, place, st, is);
+    if (is == w->ranks[place].wiring || (is == WIRING_FINE && !st->connected)) return; /* the latter: nothing has answered */
+    tell_wiring(w, place, st, is);
     w->ranks[place].wiring = (unsigned char)is;
 }
 
