@@ -243,7 +243,8 @@ static int open_ports(struct serve *s)
 static void announce(const struct serve *s)
 {
     const struct rooms *r = &s->rooms;
-    const char *admin = config_admin_tls(r->config) ? "https" : "http", *caches = views_run(r->workers) ? "KV events" : "predicted cache";
+    const char *admin = config_admin_tls(r->config) ? "https" : "http";
+    const char *caches = s->o->use_remote_indexer ? "another's index" : views_run(r->workers) ? "KV events" : "predicted cache";
     if (s->o->select_only)
         printf("kvroute select: on %s://%s:%u/, mode %s, %s\n", admin, s->o->admin_host, admin_port(r->admin), router_mode_name(s->o->mode),
                caches);
