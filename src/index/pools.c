@@ -11,8 +11,16 @@ enum { POOLS_MAX = 64 };
 static struct pool *pool_get(struct kvr_index *ix, uint64_t id)
 {
     uint32_t n = 0;
-    for (struct pool *p = ix->pools; p; p = p->next, n++)
+    struct pool *left = NULL; /* nobody is in it any more; the emptiest */
+    for (struct pool *p = ix->pools; p; p = p->next, n++) {
         if (p->id == id) return p;
+        if (!p->id && (!left || p->side.list.n < left->side.list.n)) left = p;
+    }
+    if (left && (!left->side.list.n || n == POOLS_MAX)) {
+        (void)kvr__pool_empty(ix, left, SIZE_MAX);
+        left->id = id;
+        return left;
+    }
     struct pool *p = n < POOLS_MAX ? kvr_mem_zget(&ix->pools_mem, sizeof *p) : NULL;
     if (!p) return NULL;
     *p = (struct pool){.next = ix->pools, .id = id, .owner = (n + 1) << 2 | KVR_TIER_EXTERNAL};
@@ -31,6 +39,14 @@ const struct pool *kvr__pool_find(struct kvr_index *ix, struct kvr_worker w)
 {
     const struct pool_member *m = *member_at(ix, w);
     return m ? m->pool : NULL;
+}
+
+bool kvr__pool_has(struct kvr_index *ix, struct kvr_worker w)
+{
+    kvr_lock(&ix->pools_lock);
+    bool yes = kvr__pool_find(ix, w) != NULL;
+    kvr_unlock(&ix->pools_lock);
+    return yes;
 }
 
 /* pools_lock is held. */
@@ -78,6 +94,17 @@ int kvr__pool_enlist(struct kvr_index *ix, struct kvr_worker w, uint64_t pool, s
     }
     *out = p;
     return 0;
+}
+
+void kvr__pools_tidy(struct kvr_index *ix)
+{
+    kvr_lock(&ix->pools_lock);
+    for (struct pool *p = ix->pools; p; p = p->next) {
+        const struct pool_member *m = ix->members;
+        while (m && m->pool != p) m = m->next;
+        if (!m) p->id = 0;
+    }
+    kvr_unlock(&ix->pools_lock);
 }
 
 void kvr__pools_leave(struct kvr_index *ix, uint64_t worker_id)
