@@ -73,6 +73,14 @@ static void keep_cap(struct lane *ln)
     kvr_unlock(&ln->lock);
 }
 
+/* What a lane and the pools may have has changed. */
+static void share_anew(struct kvr_index *ix)
+{
+    kvr__share_cap(ix);
+    for (uint32_t i = 0; i < ix->lanes_n; i++) keep_cap(&ix->lanes[i]);
+    kvr__share_cap(ix); /* the pools get what came back */
+}
+
 int kvr_index_set_bytes_max(struct kvr_index *ix, size_t bytes)
 {
     kvr_lock(&ix->readers_lock);
@@ -80,8 +88,7 @@ int kvr_index_set_bytes_max(struct kvr_index *ix, size_t bytes)
     if (capped) ix->config.bytes_max = KVR_MAX(bytes, (size_t)1);
     kvr_unlock(&ix->readers_lock);
     if (!capped) return -KVR_EUNSUPPORTED;
-    kvr__share_cap(ix);
-    for (uint32_t i = 0; i < ix->lanes_n; i++) keep_cap(&ix->lanes[i]);
+    share_anew(ix);
     return 0;
 }
 
@@ -614,6 +621,7 @@ int kvr_index_set_pool(struct kvr_index *ix, struct kvr_worker w, uint64_t pool)
     }
     kvr_rw_unlock(&ix->ranks_lock);
     if (rc && !known) kvr_index_drop_rank(ix, w);
+    if (rc == 0 && pool && ix->config.bytes_max) share_anew(ix);
     return rc;
 }
 

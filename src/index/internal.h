@@ -728,6 +728,9 @@ int kvr__pool_enlist(struct kvr_index *ix, struct kvr_worker w, uint64_t pool, s
 void kvr__pools_leave(struct kvr_index *ix, uint64_t worker_id);
 void kvr__pools_tidy(struct kvr_index *ix); /* pools that nobody is in any more are to be emptied (kvr__pools_expire) and used again */
 size_t kvr__pool_empty(struct kvr_index *ix, struct pool *p, size_t most); /* pools_lock is held */
+/* With pools_lock held. At the cap an old block goes. */
+int kvr__pool_put(struct kvr_index *ix, struct pool *p, const struct tier_entry *e);
+void kvr__pools_keep_cap(struct kvr_index *ix);
 void kvr__pools_destroy(struct kvr_index *ix);
 
 /* ---- ranks.c */

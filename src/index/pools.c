@@ -122,6 +122,47 @@ void kvr__pools_leave(struct kvr_index *ix, uint64_t worker_id)
     kvr_unlock(&ix->pools_lock);
 }
 
+/* The oldest block of the fullest. pools_lock is held. */
+static bool give_up(struct kvr_index *ix)
+{
+    struct pool *most = ix->pools;
+    for (struct pool *p = most; p; p = p->next)
+        if (p->side.list.n > most->side.list.n) most = p;
+    if (!most || !most->side.list.n) return false;
+    most->side.given_up++;
+    kvr__tier_take(&ix->pooled, &most->side.list, most->side.list.tail);
+    return true;
+}
+
+int kvr__pool_put(struct kvr_index *ix, struct pool *p, const struct tier_entry *e)
+{
+    int rc = kvr__tier_put(&ix->pooled, &p->side.list, e);
+    return rc && give_up(ix) ? kvr__tier_put(&ix->pooled, &p->side.list, e) : rc;
+}
+
+/* Gives up half of all. Memory comes back when a set is empty: what stays is put into it anew. */
+static void halve(struct kvr_index *ix)
+{
+    size_t half = ix->pooled.n / 2, n = 0, at = 0;
+    while (ix->pooled.n > half) (void)give_up(ix);
+    struct tier_entry *kept = half ? malloc(half * sizeof *kept) : NULL;
+    for (struct pool *p = ix->pools; p; p = p->next) {
+        for (uint32_t id = p->side.list.tail; kept && id; id = kvr__tier_entry(&ix->pooled, id)->prev)
+            kept[n++] = *kvr__tier_entry(&ix->pooled, id);
+        p->side.list = (struct tier_list){0};
+    }
+    kvr__tier_set_free(&ix->pooled);
+    for (struct pool *p = ix->pools; p; p = p->next)
+        for (; at < n && kept[at].owner == p->owner; at++) (void)kvr__pool_put(ix, p, &kept[at]);
+    free(kept);
+}
+
+void kvr__pools_keep_cap(struct kvr_index *ix)
+{
+    const struct kvr_mem *m = &ix->pools_mem;
+    while (m->bytes_max && m->bytes > m->bytes_max && ix->pooled.n) halve(ix);
+}
+
 void kvr__pools_destroy(struct kvr_index *ix)
 {
     kvr__tier_set_free(&ix->pooled);

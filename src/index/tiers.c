@@ -185,8 +185,8 @@ static void keep_bounds(struct lane *ln, struct side *s)
 
 static int put(struct lane *ln, struct rank *rk, struct side *s, const struct tier_entry *e)
 {
-    int rc = kvr__tier_put(s->set, &s->side->list, e);
-    if (!rc || !rk->tier[0].list.n) return rc;
+    int rc = s->lock ? kvr__pool_put(ln->ix, rk->pool, e) : kvr__tier_put(s->set, &s->side->list, e);
+    if (!rc || s->lock || !rk->tier[0].list.n) return rc;
     forget_remembered(ln, rk);
     return kvr__tier_put(s->set, &s->side->list, e);
 }

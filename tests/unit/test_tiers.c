@@ -504,6 +504,39 @@ static void places_of_pools_are_given_back(void **)
     kvr_index_destroy(s.ix);
 }
 
+static void tell_many(struct scene *s, enum kvr_tier tier, uint64_t n)
+{
+    for (uint64_t i = 1; i <= n; i++) {
+        struct kvr_block b = {i, i};
+        struct kvr_event ev = {.worker = {1, 0}, .tier = tier, .blocks = &b, .blocks_n = 1};
+        assert_int_equal(kvr_index_apply(s->ix, &ev), 0);
+    }
+}
+
+/* Whatever is full first; of the pools the newest blocks stay, when the cap is lowered, too. */
+static void pools_keep_to_the_byte_cap(void **)
+{
+    enum { MANY = 100000, CAP = 8 << 20 };
+    for (int device = 0; device < 3; device++) {
+        struct scene s;
+        begin(&s, (struct kvr_index_config){.bytes_max = CAP});
+        if (device == 1) tell_many(&s, GPU, MANY);
+        assert_int_equal(kvr_index_set_pool(s.ix, (struct kvr_worker){1, 0}, 7), 0);
+        tell_many(&s, KVR_TIER_EXTERNAL, MANY);
+        if (device == 2) tell_many(&s, GPU, MANY);
+        assert_true(stats_of(&s).bytes <= CAP + CAP / 64);
+        assert_int_equal(kvr_index_holds(s.ix, (struct kvr_worker){1, 0}, KVR_TIER_EXTERNAL, MANY), 1);
+        assert_int_equal(kvr_index_holds(s.ix, (struct kvr_worker){1, 0}, KVR_TIER_EXTERNAL, 1), 0);
+        size_t before = stats_of(&s).lower_tier_blocks;
+        assert_int_equal(kvr_index_set_bytes_max(s.ix, CAP / 2), 0);
+        if (!device) {
+            assert_true(stats_of(&s).bytes <= CAP / 2 && stats_of(&s).lower_tier_blocks >= before / 4);
+            assert_int_equal(kvr_index_holds(s.ix, (struct kvr_worker){1, 0}, KVR_TIER_EXTERNAL, MANY), 1);
+        }
+        kvr_index_destroy(s.ix);
+    }
+}
+
 /* A chunk length that was not seen often enough is not believed where a dump brings it either. */
 static void a_dump_believes_no_more_than_the_original(void **)
 {
@@ -588,6 +621,7 @@ int main(void)
         cmocka_unit_test(a_replay_is_no_second_copy_in_a_pool),
         cmocka_unit_test(one_removal_does_not_keep_a_pool_for_ever),
         cmocka_unit_test(places_of_pools_are_given_back),
+        cmocka_unit_test(pools_keep_to_the_byte_cap),
         cmocka_unit_test(a_dump_believes_no_more_than_the_original),
         cmocka_unit_test(what_is_held_while_tables_grow_is_what_was_told),
         cmocka_unit_test(memory_is_given_back),
