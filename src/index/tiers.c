@@ -186,8 +186,13 @@ static void keep_bounds(struct lane *ln, struct side *s)
 static int put(struct lane *ln, struct rank *rk, struct side *s, const struct tier_entry *e)
 {
     int rc = s->lock ? kvr__pool_put(ln->ix, rk->pool, e) : kvr__tier_put(s->set, &s->side->list, e);
-    if (!rc || s->lock || !rk->tier[0].list.n) return rc;
-    forget_remembered(ln, rk);
+    if (!rc || s->lock) return rc;
+    if (rk->tier[0].list.n) {
+        forget_remembered(ln, rk);
+    } else if (s->side->list.tail) {
+        s->side->given_up++;
+        take(ln, s->set, s->side, s->side->list.tail);
+    }
     return kvr__tier_put(s->set, &s->side->list, e);
 }
 

@@ -537,6 +537,17 @@ static void pools_keep_to_the_byte_cap(void **)
     }
 }
 
+static void at_the_byte_cap_the_oldest_of_a_tier_go(void **)
+{
+    struct scene s;
+    begin(&s, (struct kvr_index_config){.bytes_max = 4 << 20});
+    tell_many(&s, CPU, 100000);
+    assert_int_equal(kvr_index_holds(s.ix, (struct kvr_worker){1, 0}, CPU, 100000), 1);
+    assert_int_equal(kvr_index_holds(s.ix, (struct kvr_worker){1, 0}, CPU, 1), 0);
+    assert_true(stats_of(&s).bytes <= 4 << 20);
+    kvr_index_destroy(s.ix);
+}
+
 /* A chunk length that was not seen often enough is not believed where a dump brings it either. */
 static void a_dump_believes_no_more_than_the_original(void **)
 {
@@ -622,6 +633,7 @@ int main(void)
         cmocka_unit_test(one_removal_does_not_keep_a_pool_for_ever),
         cmocka_unit_test(places_of_pools_are_given_back),
         cmocka_unit_test(pools_keep_to_the_byte_cap),
+        cmocka_unit_test(at_the_byte_cap_the_oldest_of_a_tier_go),
         cmocka_unit_test(a_dump_believes_no_more_than_the_original),
         cmocka_unit_test(what_is_held_while_tables_grow_is_what_was_told),
         cmocka_unit_test(memory_is_given_back),
