@@ -120,7 +120,8 @@ static size_t apply_window(struct kvr_index *ix, const struct kvr_event *events,
 
 static bool is_plain(const struct kvr_index *ix, const struct kvr_event *ev)
 {
-    return ev->tier == KVR_TIER_DEVICE && !(ev->kind == KVR_EVENT_CLEARED && ix->config.clear_worker_wide);
+    bool more = ix->config.clear_worker_wide || atomic_load_explicit(&ix->windowed_n, ACQ); /* than the tree is cleared */
+    return ev->tier == KVR_TIER_DEVICE && !(ev->kind == KVR_EVENT_CLEARED && more);
 }
 
 size_t kvr_index_apply_batch(struct kvr_index *ix, const struct kvr_event *events, size_t n, int *results)

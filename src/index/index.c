@@ -73,6 +73,14 @@ static void keep_cap(struct lane *ln)
     kvr_unlock(&ln->lock);
 }
 
+/* What a lane and the pools may have has changed. */
+static void share_anew(struct kvr_index *ix)
+{
+    kvr__share_cap(ix);
+    for (uint32_t i = 0; i < ix->lanes_n; i++) keep_cap(&ix->lanes[i]);
+    kvr__share_cap(ix); /* the pools get what came back */
+}
+
 int kvr_index_set_bytes_max(struct kvr_index *ix, size_t bytes)
 {
     kvr_lock(&ix->readers_lock);
@@ -80,8 +88,7 @@ int kvr_index_set_bytes_max(struct kvr_index *ix, size_t bytes)
     if (capped) ix->config.bytes_max = KVR_MAX(bytes, (size_t)1);
     kvr_unlock(&ix->readers_lock);
     if (!capped) return -KVR_EUNSUPPORTED;
-    kvr__share_cap(ix);
-    for (uint32_t i = 0; i < ix->lanes_n; i++) keep_cap(&ix->lanes[i]);
+    share_anew(ix);
     return 0;
 }
 
@@ -316,6 +323,8 @@ static int rank_of_event(struct kvr_index *ix, const struct kvr_event *ev, struc
 {
     if (ev->kind == KVR_EVENT_STORED) return kvr__rank_get(ix, ev->worker, out);
     *out = kvr__rank_find(ix, ev->worker);
+    if (!*out && ev->kind == KVR_EVENT_REMOVED && ev->tier == KVR_TIER_EXTERNAL && kvr__pool_has(ix, ev->worker))
+        return kvr__rank_get(ix, ev->worker, out); /* its pool is there though it has nothing itself */
     return 0;
 }
 
@@ -343,6 +352,7 @@ int kvr_index_apply(struct kvr_index *ix, const struct kvr_event *ev)
 {
     if (ev->tier < 0 || ev->tier >= KVR_TIER_COUNT) return -KVR_EINVAL;
     if (ev->kind == KVR_EVENT_CLEARED && ev->tier == KVR_TIER_DEVICE) kvr__windows_clear(ix, ev->worker, false);
+    if (ev->kind == KVR_EVENT_CLEARED && ix->config.clear_worker_wide) kvr__windows_clear_worker(ix, ev->worker.worker_id);
     kvr_read_lock(&ix->ranks_lock);
     int rc = kvr__apply_alone(ix, ev);
     kvr_rw_unlock(&ix->ranks_lock);
@@ -509,15 +519,17 @@ static bool find_rank_of(struct kvr_index *ix, uint64_t worker_id, struct kvr_wo
 void kvr_index_drop_worker(struct kvr_index *ix, uint64_t worker_id)
 {
     struct kvr_worker w;
+    kvr__pools_leave(ix, worker_id); /* a rank that comes between is in none */
     while (find_rank_of(ix, worker_id, &w)) kvr_index_drop_rank(ix, w);
-    kvr__pools_leave(ix, worker_id);
+    kvr__pools_tidy(ix);
 }
 
 void kvr_index_remove_worker(struct kvr_index *ix, uint64_t worker_id)
 {
     struct kvr_worker w;
+    kvr__pools_leave(ix, worker_id); /* a rank that comes between is in none */
     while (find_rank_of(ix, worker_id, &w)) kvr_index_remove_rank(ix, w);
-    kvr__pools_leave(ix, worker_id);
+    kvr__pools_tidy(ix);
 }
 
 int kvr_index_set_capacity(struct kvr_index *ix, struct kvr_worker w, size_t blocks)
@@ -600,6 +612,7 @@ int kvr_index_set_pool(struct kvr_index *ix, struct kvr_worker w, uint64_t pool)
 {
     struct rank *rk;
     kvr_read_lock(&ix->ranks_lock);
+    bool known = kvr__rank_find(ix, w) != NULL;
     int rc = kvr__rank_get(ix, w, &rk);
     if (rc == 0) {
         kvr_lock(&rk->lane->lock);
@@ -607,6 +620,8 @@ int kvr_index_set_pool(struct kvr_index *ix, struct kvr_worker w, uint64_t pool)
         kvr_unlock(&rk->lane->lock);
     }
     kvr_rw_unlock(&ix->ranks_lock);
+    if (rc && !known) kvr_index_drop_rank(ix, w);
+    if (rc == 0 && pool && ix->config.bytes_max) share_anew(ix);
     return rc;
 }
 

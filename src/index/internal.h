@@ -719,12 +719,18 @@ void kvr__tier_first(struct tier_set *t, struct tier_list *l, uint32_t id);
 void kvr__tier_set_free(struct tier_set *t);
 
 /* ---- pools.c */
+bool kvr__pool_has(struct kvr_index *ix, struct kvr_worker w);                /* is the pair in one? */
 const struct pool *kvr__pool_find(struct kvr_index *ix, struct kvr_worker w); /* NULL: none. pools_lock is held */
 struct pool *kvr__pool_of(struct kvr_index *ix, struct kvr_worker w);         /* of a pair that gets a rank. NULL: none */
 void kvr__pool_lone(struct kvr_index *ix, struct kvr_worker w);               /* its rank goes */
 /* Of a pair with a rank. pools_lock held; pool 0: leaves it */
 int kvr__pool_enlist(struct kvr_index *ix, struct kvr_worker w, uint64_t pool, struct pool **out);
 void kvr__pools_leave(struct kvr_index *ix, uint64_t worker_id);
+void kvr__pools_tidy(struct kvr_index *ix); /* pools that nobody is in any more are to be emptied (kvr__pools_expire) and used again */
+size_t kvr__pool_empty(struct kvr_index *ix, struct pool *p, size_t most); /* pools_lock is held */
+/* With pools_lock held. At the cap an old block goes. */
+int kvr__pool_put(struct kvr_index *ix, struct pool *p, const struct tier_entry *e);
+void kvr__pools_keep_cap(struct kvr_index *ix);
 void kvr__pools_destroy(struct kvr_index *ix);
 
 /* ---- ranks.c */
@@ -768,6 +774,7 @@ void kvr__reader_leave(struct kvr_index_reader *r);
 void kvr__reclaim(struct lane *ln, bool now); /* lane locked */
 
 /* ---- windows.c */
+void kvr__windows_clear_worker(struct kvr_index *ix, uint64_t worker_id);
 void kvr__windows_clear(struct kvr_index *ix, struct kvr_worker w, bool groups_too);
 void kvr__windows_destroy(struct kvr_index *ix);
 bool kvr__windows_has(const struct kvr_index *ix, struct kvr_worker w);                                /* windows_lock is held */

@@ -11,8 +11,16 @@ enum { POOLS_MAX = 64 };
 static struct pool *pool_get(struct kvr_index *ix, uint64_t id)
 {
     uint32_t n = 0;
-    for (struct pool *p = ix->pools; p; p = p->next, n++)
+    struct pool *left = NULL; /* nobody is in it any more; the emptiest */
+    for (struct pool *p = ix->pools; p; p = p->next, n++) {
         if (p->id == id) return p;
+        if (!p->id && (!left || p->side.list.n < left->side.list.n)) left = p;
+    }
+    if (left && (!left->side.list.n || n == POOLS_MAX)) {
+        (void)kvr__pool_empty(ix, left, SIZE_MAX);
+        left->id = id;
+        return left;
+    }
     struct pool *p = n < POOLS_MAX ? kvr_mem_zget(&ix->pools_mem, sizeof *p) : NULL;
     if (!p) return NULL;
     *p = (struct pool){.next = ix->pools, .id = id, .owner = (n + 1) << 2 | KVR_TIER_EXTERNAL};
@@ -31,6 +39,14 @@ const struct pool *kvr__pool_find(struct kvr_index *ix, struct kvr_worker w)
 {
     const struct pool_member *m = *member_at(ix, w);
     return m ? m->pool : NULL;
+}
+
+bool kvr__pool_has(struct kvr_index *ix, struct kvr_worker w)
+{
+    kvr_lock(&ix->pools_lock);
+    bool yes = kvr__pool_find(ix, w) != NULL;
+    kvr_unlock(&ix->pools_lock);
+    return yes;
 }
 
 /* pools_lock is held. */
@@ -80,6 +96,17 @@ int kvr__pool_enlist(struct kvr_index *ix, struct kvr_worker w, uint64_t pool, s
     return 0;
 }
 
+void kvr__pools_tidy(struct kvr_index *ix)
+{
+    kvr_lock(&ix->pools_lock);
+    for (struct pool *p = ix->pools; p; p = p->next) {
+        const struct pool_member *m = ix->members;
+        while (m && m->pool != p) m = m->next;
+        if (!m) p->id = 0;
+    }
+    kvr_unlock(&ix->pools_lock);
+}
+
 void kvr__pools_leave(struct kvr_index *ix, uint64_t worker_id)
 {
     kvr_lock(&ix->pools_lock);
@@ -93,6 +120,47 @@ void kvr__pools_leave(struct kvr_index *ix, uint64_t worker_id)
         kvr_mem_put(&ix->pools_mem, m, sizeof *m);
     }
     kvr_unlock(&ix->pools_lock);
+}
+
+/* The oldest block of the fullest. pools_lock is held. */
+static bool give_up(struct kvr_index *ix)
+{
+    struct pool *most = ix->pools;
+    for (struct pool *p = most; p; p = p->next)
+        if (p->side.list.n > most->side.list.n) most = p;
+    if (!most || !most->side.list.n) return false;
+    most->side.given_up++;
+    kvr__tier_take(&ix->pooled, &most->side.list, most->side.list.tail);
+    return true;
+}
+
+int kvr__pool_put(struct kvr_index *ix, struct pool *p, const struct tier_entry *e)
+{
+    int rc = kvr__tier_put(&ix->pooled, &p->side.list, e);
+    return rc && give_up(ix) ? kvr__tier_put(&ix->pooled, &p->side.list, e) : rc;
+}
+
+/* Gives up half of all. Memory comes back when a set is empty: what stays is put into it anew. */
+static void halve(struct kvr_index *ix)
+{
+    size_t half = ix->pooled.n / 2, n = 0, at = 0;
+    while (ix->pooled.n > half) (void)give_up(ix);
+    struct tier_entry *kept = half ? malloc(half * sizeof *kept) : NULL;
+    for (struct pool *p = ix->pools; p; p = p->next) {
+        for (uint32_t id = p->side.list.tail; kept && id; id = kvr__tier_entry(&ix->pooled, id)->prev)
+            kept[n++] = *kvr__tier_entry(&ix->pooled, id);
+        p->side.list = (struct tier_list){0};
+    }
+    kvr__tier_set_free(&ix->pooled);
+    for (struct pool *p = ix->pools; p; p = p->next)
+        for (; at < n && kept[at].owner == p->owner; at++) (void)kvr__pool_put(ix, p, &kept[at]);
+    free(kept);
+}
+
+void kvr__pools_keep_cap(struct kvr_index *ix)
+{
+    const struct kvr_mem *m = &ix->pools_mem;
+    while (m->bytes_max && m->bytes > m->bytes_max && ix->pooled.n) halve(ix);
 }
 
 void kvr__pools_destroy(struct kvr_index *ix)

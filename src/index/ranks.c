@@ -85,18 +85,27 @@ static int dir_grow(struct kvr_index *ix)
     return 0;
 }
 
-/* The byte cap less what readers and the directory take, in equal shares. */
+/* The byte cap less what readers and the directory take: a quarter for pools once there are some, the rest in equal shares. What lanes
+ * have already and cannot give back is not the pools'. */
 void kvr__share_cap(struct kvr_index *ix)
 {
     kvr_lock(&ix->readers_lock);
-    size_t max = ix->config.bytes_max, rest = max > ix->mem.bytes ? max - ix->mem.bytes : 1;
+    size_t max = ix->config.bytes_max, rest = max > ix->mem.bytes ? max - ix->mem.bytes : 1, pools = rest / 4, used = 0;
     kvr_unlock(&ix->readers_lock);
     if (!max) return;
+    kvr_lock(&ix->pools_lock);
+    size_t lanes = ix->pools ? rest - pools : rest;
+    kvr_unlock(&ix->pools_lock);
     for (uint32_t i = 0; i < ix->lanes_n; i++) {
         kvr_lock(&ix->lanes[i].lock);
-        ix->lanes[i].mem.bytes_max = KVR_MAX(rest / ix->lanes_n, (size_t)1);
+        ix->lanes[i].mem.bytes_max = KVR_MAX(lanes / ix->lanes_n, (size_t)1);
+        used += ix->lanes[i].mem.bytes;
         kvr_unlock(&ix->lanes[i].lock);
     }
+    kvr_lock(&ix->pools_lock);
+    ix->pools_mem.bytes_max = KVR_MAX(KVR_MIN(pools, rest - KVR_MIN(used, rest)), max / 64 + 1); /* who is in which must be known */
+    kvr__pools_keep_cap(ix);
+    kvr_unlock(&ix->pools_lock);
 }
 
 static struct lane *emptiest_lane(struct kvr_index *ix)

@@ -33,7 +33,7 @@
 
 #include "index/internal.h"
 
-enum { REMEMBERED_MAX = 16384, REMEMBERED_S = 60, ENDS = 4, COPIES_MAX = 1 << 20 };
+enum { REMEMBERED_MAX = 16384, REMEMBERED_S = 60, ENDS = 4, COPIES_MAX = 1 << 20, POOL_SLICE = 1 << 14 };
 
 struct spot { /* where a block is */
     uint64_t prefix, parent, local;
@@ -185,9 +185,14 @@ static void keep_bounds(struct lane *ln, struct side *s)
 
 static int put(struct lane *ln, struct rank *rk, struct side *s, const struct tier_entry *e)
 {
-    int rc = kvr__tier_put(s->set, &s->side->list, e);
-    if (!rc || !rk->tier[0].list.n) return rc;
-    forget_remembered(ln, rk);
+    int rc = s->lock ? kvr__pool_put(ln->ix, rk->pool, e) : kvr__tier_put(s->set, &s->side->list, e);
+    if (!rc || s->lock) return rc;
+    if (rk->tier[0].list.n) {
+        forget_remembered(ln, rk);
+    } else if (s->side->list.tail) {
+        s->side->given_up++;
+        take(ln, s->set, s->side, s->side->list.tail);
+    }
     return kvr__tier_put(s->set, &s->side->list, e);
 }
 
@@ -199,11 +204,11 @@ static int store_entry(struct lane *ln, struct rank *rk, struct side *s, struct 
     e->owner = s->owner;
     e->stamp = seconds(ln);
     e->span = KVR_MAX(lower->span, 1u);
-    e->copies = KVR_MAX(lower->copies, 1u);
+    e->copies = s->lock ? 1 : KVR_MAX(lower->copies, 1u); /* what several tell of a pool is there once */
     s->side->sparse |= lower->names_only || lower->span > 1;
     if (known && kvr__tier_entry(t, known)->prefix == e->prefix) {
         struct tier_entry *old = kvr__tier_entry(t, known);
-        if (lower->copies && old->copies < COPIES_MAX) old->copies += lower->copies;
+        if (!s->lock && lower->copies && old->copies < COPIES_MAX) old->copies += lower->copies;
         old->stamp = e->stamp;
         if (!ln->walks) kvr__tier_first(t, &s->side->list, known); /* a walk would miss it */
         return 0;
@@ -246,6 +251,7 @@ static int store_placed(struct lane *ln, struct rank *rk, struct side *s, const 
     struct spot at = {ev->lower.prefix_hash, ev->parent_hash, ev->blocks[0].tokens_hash, ev->lower.position, !ev->has_parent};
     struct tier_entry e = entry_of(&at, ev->blocks[0].block_hash);
     s->side->span = KVR_MAX(s->side->span, ev->lower.span);
+    learn(s->side, ev, 0, e.position);
     return store_entry(ln, rk, s, &e, &ev->lower);
 }
 
@@ -396,13 +402,21 @@ size_t kvr__tiers_expire(struct lane *ln, struct rank *rk)
     return n;
 }
 
+size_t kvr__pool_empty(struct kvr_index *ix, struct pool *p, size_t most)
+{
+    size_t n = 0;
+    for (; n < most && p->side.list.tail; n++) take(NULL, &ix->pooled, &p->side, p->side.list.tail);
+    if (!p->side.list.n) p->side = (struct tier_side){0};
+    return n;
+}
+
 size_t kvr__pools_expire(struct kvr_index *ix)
 {
     size_t n = 0;
     uint64_t now = kvr_now_ns(&ix->clock) / 1000000000u, ttl_s = ix->config.tier_ttl_ns / 1000000000u;
     kvr_lock(&ix->pools_lock);
     for (struct pool *p = ix->pools; p; p = p->next)
-        if (!p->side.removes) n += expire_side(NULL, &ix->pooled, &p->side, (uint32_t)now, ttl_s);
+        n += p->id ? expire_side(NULL, &ix->pooled, &p->side, (uint32_t)now, ttl_s) : kvr__pool_empty(ix, p, POOL_SLICE);
     kvr_unlock(&ix->pools_lock);
     return n;
 }
@@ -416,6 +430,7 @@ int kvr__tiers_join(struct lane *ln, struct rank *rk, uint64_t pool)
     if (rc) return rc;
     if (p != rk->pool) kvr__tiers_clear(ln, rk, KVR_TIER_EXTERNAL);
     rk->pool = p;
+    kvr__pools_tidy(ln->ix);
     return 0;
 }
 
@@ -474,7 +489,7 @@ size_t kvr__tiers_fell_short(struct lane *ln, struct rank *rk, const uint64_t *p
     size_t gone = 0;
     for (uint32_t t = KVR_TIER_HOST_PINNED; t < KVR_TIER_COUNT; t++) {
         struct side s = open_side(ln, rk, t);
-        for (size_t i = from; !s.side->removes && i < n; i++) {
+        for (size_t i = from; (s.lock || !s.side->removes) && i < n; i++) {
             uint32_t id = kvr__tier_find(s.set, s.owner, TIER_BY_PREFIX, prefixes[i]);
             if (!id) continue;
             take(ln, s.set, s.side, id);
@@ -491,11 +506,15 @@ size_t kvr__tiers_fell_short(struct lane *ln, struct rank *rk, const uint64_t *p
 uint32_t kvr__tier_dump(const struct lane *ln, const struct tier_side *side, uint32_t id, struct kvr_event *ev, struct kvr_block *b)
 {
     const struct tier_entry *e = kvr__tier_entry(&ln->tiers, id);
+    bool learning =
+        side->sparse && side->span <= 1 && side->chunk > 1 && side->ends < ENDS; /* what is not believed here is not there either */
     ev->has_parent = !e->root;
     ev->parent_hash = e->root ? 0 : e->parent;
     ev->lower = (struct kvr_lower){.placed = true,
                                    .names_only = side->sparse,
-                                   .chunk = side->chunk,
+                                   .chunk = learning ? 0 : side->chunk,
+                                   .learns = learning,
+                                   .apart = learning,
                                    .least = side->least,
                                    .span = e->span,
                                    .copies = e->copies,

@@ -9,7 +9,8 @@
  *     window, need 2       C D   F      the last two before 6 are not both there, before 4 they are: 4
  *
  * A pair without such groups pays one look at a number that is 0. For the others a match takes the lane's lock while it asks for the
- * names along the path, and then `lock` (always the innermost).
+ * names along the path, and after it `windows_lock`. kvr_index_match_tiers takes it first and the lanes' locks while it has it: nobody
+ * takes it with a lane locked.
  */
 #include "index/internal.h"
 
@@ -139,6 +140,14 @@ void kvr__windows_clear(struct kvr_index *ix, struct kvr_worker w, bool groups_t
         free(x);
         atomic_fetch_sub_explicit(&ix->windowed_n, 1, REL);
     }
+    kvr_unlock(&ix->windows_lock);
+}
+
+void kvr__windows_clear_worker(struct kvr_index *ix, uint64_t worker_id)
+{
+    kvr_lock(&ix->windows_lock);
+    for (struct windowed *x = ix->windowed; x; x = x->next)
+        if (x->worker.worker_id == worker_id) forget_names(x);
     kvr_unlock(&ix->windows_lock);
 }
 

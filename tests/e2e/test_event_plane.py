@@ -389,6 +389,29 @@ def test_what_the_host_has_is_told_over_the_plane(start, nats, kind):
     assert near.view()["tiers"]["host_pinned"]["view"] == far.view()["tiers"]["host_pinned"]["view"] == "whole"
 
 
+@pytest.mark.parametrize("in_dump", [False, True])
+def test_a_block_of_the_host_that_a_dump_and_the_plane_bring_is_there_once(start, nats, client, in_dump):
+    """A worker's dump may have what came after its last_event_id; the plane brings it, too. One removal takes it."""
+    def host(i, data):
+        return {**router_event(7, i, data), "storage_tier": "host_pinned", "residency_domain": "worker"}
+
+    def block(*lower):
+        return {"stored": {"parent_hash": None, "start_position": None, "blocks": [{"block_hash": 11, "tokens_hash": HASHES[0]}], "lower": lower}}
+    tree = {"epoch": 5, "block_size": 4, "last_event_id": 1, "end_event_id": 1 + in_dump, "events": [host(0, block(8, 1, 1, 1, 0, HASHES[0]))] * in_dump}
+    new = {"requested_start": 9, "requested_end": None, "newest_available": 9, "epoch": 5}
+    worker = ScriptedServer(lambda q: {"TreeDump": tree} if int(q.get("start", 0)) < 2 else {"TooNew": new}, "/kv_recover")
+    s = select_on(start, nats.url)
+    s.worker(7, model_name="m", recover_endpoint=worker.url)
+    wait_for("trust", lambda: s.view(7).get("trusted"))
+
+    def blocks():
+        return s.view(7).get("tiers", {}).get("host_pinned", {}).get("blocks", 0)
+    client.publish(EVENTS, envelope(5, 0, host(2, block(6, 1, 1, 0, 0, 0))))
+    wait_for("stored", lambda: blocks() == 1)
+    client.publish(EVENTS, envelope(5, 1, host(3, {"removed": {"block_hashes": [11]}})))
+    wait_for("removed", lambda: blocks() == 0)
+
+
 def test_starts_before_there_is_a_server(start):
     """Everything starts without NATS, says so, and works when it comes."""
     port = free_ports()

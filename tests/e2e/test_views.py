@@ -474,3 +474,19 @@ def test_a_stream_of_another_rank_is_named_with_what_to_give(rig):
     assert s.view()["reason"] == "batches of rank 3 come here: give that rank (dp-start), or the events port of this one"
     assert len([line for line in s.text().splitlines() if "batches of rank 3 come here" in line]) == 1
     wait_for("counted", lambda: s.metric("kv_events_filtered_total", reason="other_rank") == 3)
+
+
+def test_a_block_that_the_cap_took_is_no_sign_of_lost_events(start, rig):
+    """The engine goes on with prompts that the router has given up to stay below --index-max-bytes."""
+    e, s = rig(serve_args=("--index-max-bytes", "768KiB"))
+    e.until("whole", lambda: s.view()["view"] == "whole")
+    for c in range(1, 800):
+        e.stored(list(range(c * 1000, c * 1000 + 64)), list(range(c * 10000, c * 10000 + 256)))
+    e.until("all", lambda: s.view()["next_sequence"] == e.seq)
+    assert s.metric("index_evicted_total") > 0
+    for c in range(1, 31):
+        e.stored([90000000 + c], [7, 7, 7, c], parent=c * 1000 + 63)
+    asked = []
+    wait_for("all", lambda: asked.extend(e.serve_replay(0.01)) or s.view()["next_sequence"] == e.seq)
+    asked += e.serve_replay(0.2)
+    assert 0 not in asked and s.view()["view"] == "whole" and s.view()["gaps"] == 0

@@ -227,7 +227,7 @@ static int tell(struct scene *s, uint64_t w, enum kvr_tier tier, enum kvr_event_
 #define GPU     KVR_TIER_DEVICE
 #define CPU     KVR_TIER_HOST_PINNED
 static const struct kvr_lower PLAIN, NAMES = {.names_only = true, .apart = true, .learns = true, .copies = 1},
-                                     CHUNK = {.learns = true, .copies = 1};
+                                     CHUNK = {.learns = true, .copies = 1}, COPY = {.copies = 1};
 
 static void reaches(struct scene *s, uint64_t w, size_t n, uint32_t device, uint32_t all)
 {
@@ -440,6 +440,130 @@ static void what_one_stores_in_a_pool_all_can_read(void **)
     kvr_index_destroy(s.ix);
 }
 
+/* What a member tells again after its view was dropped (its engine's replay) is no second copy. */
+static void a_replay_is_no_second_copy_in_a_pool(void **)
+{
+    struct scene s;
+    begin(&s, (struct kvr_index_config){0});
+    for (uint64_t w = 1; w <= 2; w++) assert_int_equal(kvr_index_set_pool(s.ix, (struct kvr_worker){w, 0}, 7), 0);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(tell(&s, 1, KVR_TIER_EXTERNAL, STORED, 1, 4, COPY), 0);
+        reaches(&s, 2, 4, 0, 4);
+        kvr_index_drop_rank(s.ix, (struct kvr_worker){1, 0});
+    }
+    assert_int_equal(tell(&s, 1, KVR_TIER_EXTERNAL, REMOVED, 1, 4, PLAIN), 0); /* by who has no rank at the moment */
+    reaches(&s, 2, 4, 0, 0);
+    kvr_index_destroy(s.ix);
+}
+
+/* Not all members tell of removals: time and answers count, too. */
+static void one_removal_does_not_keep_a_pool_for_ever(void **)
+{
+    struct scene s;
+    begin(&s, (struct kvr_index_config){.tier_ttl_ns = UINT64_C(60000000000)});
+    uint64_t q[4] = {1, 2, 3, 4}, prefixes[4];
+    kvr_hash_sequence(q, 4, prefixes);
+    assert_int_equal(kvr_index_set_pool(s.ix, (struct kvr_worker){1, 0}, 7), 0);
+    assert_int_equal(tell(&s, 1, KVR_TIER_EXTERNAL, STORED, 1, 4, COPY), 0);
+    assert_int_equal(tell(&s, 1, KVR_TIER_EXTERNAL, REMOVED, 4, 4, PLAIN), 0);
+    assert_int_equal(kvr_index_fell_short(s.ix, (struct kvr_worker){1, 0}, prefixes, 2, 3), 1);
+    reaches(&s, 1, 4, 0, 2);
+    s.now += UINT64_C(62000000000);
+    (void)kvr_index_expire(s.ix);
+    reaches(&s, 1, 4, 0, 0);
+    kvr_index_destroy(s.ix);
+}
+
+static struct kvr_index_stats stats_of(const struct scene *s)
+{
+    struct kvr_index_stats st;
+    kvr_index_stats(s->ix, &st);
+    return st;
+}
+
+/* More names than there are places, one after the other; then more at once. */
+static void places_of_pools_are_given_back(void **)
+{
+    struct scene s;
+    begin(&s, (struct kvr_index_config){0});
+    for (uint64_t pool = 1; pool <= 200; pool++) {
+        assert_int_equal(kvr_index_set_pool(s.ix, (struct kvr_worker){1, 0}, pool), 0);
+        reaches(&s, 1, 4, 0, 0); /* nothing of who had the place before */
+        assert_int_equal(tell(&s, 1, KVR_TIER_EXTERNAL, STORED, 1, 4, COPY), 0);
+        reaches(&s, 1, 4, 0, 4);
+        kvr_index_remove_worker(s.ix, 1);
+    }
+    assert_int_equal(kvr_index_set_pool(s.ix, (struct kvr_worker){1, 0}, 1), 0); /* an abandoned name is a new one */
+    reaches(&s, 1, 4, 0, 0);
+    (void)kvr_index_expire(s.ix);
+    assert_int_equal(stats_of(&s).lower_tier_blocks, 0);
+    uint64_t w = 2;
+    while (kvr_index_set_pool(s.ix, (struct kvr_worker){w, 0}, w) == 0) w++;
+    assert_int_equal(w, 65);
+    assert_int_equal(stats_of(&s).ranks, 64); /* who is refused leaves nothing */
+    kvr_index_destroy(s.ix);
+}
+
+static void tell_many(struct scene *s, enum kvr_tier tier, uint64_t n)
+{
+    for (uint64_t i = 1; i <= n; i++) {
+        struct kvr_block b = {i, i};
+        struct kvr_event ev = {.worker = {1, 0}, .tier = tier, .blocks = &b, .blocks_n = 1};
+        assert_int_equal(kvr_index_apply(s->ix, &ev), 0);
+    }
+}
+
+/* Whatever is full first; of the pools the newest blocks stay, when the cap is lowered, too. */
+static void pools_keep_to_the_byte_cap(void **)
+{
+    enum { MANY = 100000, CAP = 8 << 20 };
+    for (int device = 0; device < 3; device++) {
+        struct scene s;
+        begin(&s, (struct kvr_index_config){.bytes_max = CAP});
+        if (device == 1) tell_many(&s, GPU, MANY);
+        assert_int_equal(kvr_index_set_pool(s.ix, (struct kvr_worker){1, 0}, 7), 0);
+        tell_many(&s, KVR_TIER_EXTERNAL, MANY);
+        if (device == 2) tell_many(&s, GPU, MANY);
+        assert_true(stats_of(&s).bytes <= CAP + CAP / 64);
+        assert_int_equal(kvr_index_holds(s.ix, (struct kvr_worker){1, 0}, KVR_TIER_EXTERNAL, MANY), 1);
+        assert_int_equal(kvr_index_holds(s.ix, (struct kvr_worker){1, 0}, KVR_TIER_EXTERNAL, 1), 0);
+        size_t before = stats_of(&s).lower_tier_blocks;
+        assert_int_equal(kvr_index_set_bytes_max(s.ix, CAP / 2), 0);
+        if (!device) {
+            assert_true(stats_of(&s).bytes <= CAP / 2 && stats_of(&s).lower_tier_blocks >= before / 4);
+            assert_int_equal(kvr_index_holds(s.ix, (struct kvr_worker){1, 0}, KVR_TIER_EXTERNAL, MANY), 1);
+        }
+        kvr_index_destroy(s.ix);
+    }
+}
+
+static void at_the_byte_cap_the_oldest_of_a_tier_go(void **)
+{
+    struct scene s;
+    begin(&s, (struct kvr_index_config){.bytes_max = 4 << 20});
+    tell_many(&s, CPU, 100000);
+    assert_int_equal(kvr_index_holds(s.ix, (struct kvr_worker){1, 0}, CPU, 100000), 1);
+    assert_int_equal(kvr_index_holds(s.ix, (struct kvr_worker){1, 0}, CPU, 1), 0);
+    assert_true(stats_of(&s).bytes <= 4 << 20);
+    kvr_index_destroy(s.ix);
+}
+
+/* A chunk length that was not seen often enough is not believed where a dump brings it either. */
+static void a_dump_believes_no_more_than_the_original(void **)
+{
+    struct scene s, copy;
+    begin(&s, (struct kvr_index_config){0});
+    begin(&copy, (struct kvr_index_config){0});
+    assert_int_equal(tell(&s, 1, GPU, STORED, 1, 12, PLAIN), 0);
+    assert_int_equal(tell(&s, 1, CPU, STORED, 12, 12, NAMES), 0);
+    assert_int_equal(tell(&s, 1, GPU, REMOVED, 1, 12, PLAIN), 0);
+    reaches(&s, 1, 12, 0, 0);
+    assert_int_equal(kvr_index_dump(s.ix, NULL, replay, copy.ix), 0);
+    reaches(&copy, 1, 12, 0, 0);
+    kvr_index_destroy(s.ix);
+    kvr_index_destroy(copy.ix);
+}
+
 /* First blocks of prompts, at random, most stores first and most removals then: tables grow and move meanwhile. */
 static void what_is_held_while_tables_grow_is_what_was_told(void **state)
 {
@@ -505,6 +629,12 @@ int main(void)
         cmocka_unit_test(a_cleared_tier_learns_its_chunks_anew),
         cmocka_unit_test(what_no_removal_is_told_of_goes_with_time_and_number),
         cmocka_unit_test(what_one_stores_in_a_pool_all_can_read),
+        cmocka_unit_test(a_replay_is_no_second_copy_in_a_pool),
+        cmocka_unit_test(one_removal_does_not_keep_a_pool_for_ever),
+        cmocka_unit_test(places_of_pools_are_given_back),
+        cmocka_unit_test(pools_keep_to_the_byte_cap),
+        cmocka_unit_test(at_the_byte_cap_the_oldest_of_a_tier_go),
+        cmocka_unit_test(a_dump_believes_no_more_than_the_original),
         cmocka_unit_test(what_is_held_while_tables_grow_is_what_was_told),
         cmocka_unit_test(memory_is_given_back),
     };

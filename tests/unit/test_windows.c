@@ -204,6 +204,26 @@ static void on_event(void *ctx, const struct kvr_event *)
     s->emitted++;
 }
 
+/* A clear in a batch is one, too; one of any rank is every rank's where clears are the worker's. */
+static void clears_take_the_windows_with_them(void **state)
+{
+    struct run *r = *state;
+    for (int wide = 0; wide < 2; wide++) {
+        struct kvr_index_config c = {.clear_worker_wide = wide};
+        kvr_index_reader_destroy(r->reader);
+        kvr_index_destroy(r->index);
+        assert_int_equal(kvr_index_create(&c, &r->index), 0);
+        assert_int_equal(kvr_index_reader_create(r->index, &r->reader), 0);
+        store(r, W, 100);
+        window(r, KVR_EVENT_STORED, 1, 2, 0, N, true);
+        assert_int_equal(depth(r, W), N);
+        struct kvr_event clear = {.worker = {1, wide ? 5 : 0}, .kind = KVR_EVENT_CLEARED};
+        assert_int_equal(kvr_index_apply_batch(r->index, &clear, 1, NULL), 0);
+        store(r, W, 100);
+        assert_int_equal(depth(r, W), 0);
+    }
+}
+
 static void events_of_other_groups_are_told(void **)
 {
     static uint64_t name = 7;
@@ -340,6 +360,7 @@ int main(void)
         T(what_is_computed_again_from_the_start_is_there),
         T(what_is_not_proven_is_taken_back),
         T(copies_clears_and_resets),
+        T(clears_take_the_windows_with_them),
         T(events_of_other_groups_are_told),
         T(the_last_checkpoint_of_a_mamba_group_is_not_found),
         T(a_group_that_has_stored_nothing_is_overlooked),

@@ -258,8 +258,13 @@ static void apply(void *ctx, const struct kvr_view_batch *b, bool again, struct 
     struct source *s = ctx;
     const struct kvr_event *ev = &s->in->plane_event;
     s->st.heard_ns = kvr__inbox_now_ns();
-    if (!s->view.enveloped) apply_batch(s, b->seq, again, out);
-    else if (ev->tier == KVR_TIER_DEVICE || s->own.stream.tiers) apply_event(s, ev);
+    if (!s->view.enveloped) {
+        apply_batch(s, b->seq, again, out);
+    } else if (ev->tier == KVR_TIER_DEVICE || s->own.stream.tiers) {
+        struct kvr_event once = *ev;
+        if (again) once.lower.copies = 0; /* the dump has it already */
+        apply_event(s, &once);
+    }
 }
 
 /* ---- asking and telling ------------------------------------------------------------------------------ */

@@ -422,6 +422,7 @@ void views_follow(struct workers *ws, const struct worker *w, struct partition *
                                         .replay = *replay ? replay : NULL,
                                         .recover = w->recover[0] ? w->recover : NULL,
                                         .tiers = true,
+                                        .lossy = ws->o->index_max_bytes > 0,
                                         .tier_chunk = w->kv_offload_chunk / w->block_size,
                                         .user = partition};
         if (partition->index) join_pool(w, partition, src.worker);
