@@ -88,6 +88,7 @@ KVR_API int kvr_policy_check(const struct kvr_policy *policy, char *err, size_t 
 struct kvr_queue_item {
     struct kvr_worker pin;
     bool pinned;
+    uint64_t scope; /* says who may serve it: requests of unlike scopes do not wait for each other's ranks. 0: anybody */
     uint32_t strict_priority;
     double priority_jump;
     uint64_t isl, cached; /* tokens */

@@ -41,7 +41,8 @@ struct kvr_flow {
 struct kvr_lane {
     struct kvr_lane *next; /* of the class */
     struct kvr_worker pin;
-    bool shared;
+    uint64_t scope;
+    bool shared, pinned;
     struct kvr_flow nameless; /* of requests without a tenant */
     struct kvr_flow **flows;  /* a heap of those that are not empty */
     size_t n, cap;
@@ -303,12 +304,15 @@ static void lane_take_out(struct kvr_lane *l, struct kvr_flow *f)
 
 static struct kvr_lane *lane_for(struct kvr_queue *q, struct class_state *c, const struct kvr_queue_item *it)
 {
-    if (!it->pinned) return &c->shared;
+    struct kvr_worker pin = it->pinned ? it->pin : (struct kvr_worker){0};
+    if (!it->pinned && !it->scope) return &c->shared;
     for (struct kvr_lane *l = c->pinned; l; l = l->next)
-        if (kvr_worker_cmp(l->pin, it->pin) == 0) return l;
+        if (l->pinned == it->pinned && l->scope == it->scope && kvr_worker_cmp(l->pin, pin) == 0) return l;
     struct kvr_lane *l = kvr_mem_zget(&q->mem, sizeof *l);
     if (!l) return NULL;
-    l->pin = it->pin;
+    l->pin = pin;
+    l->pinned = it->pinned;
+    l->scope = it->scope;
     l->next = c->pinned;
     c->pinned = l;
     return l;

@@ -311,10 +311,36 @@ static int sync_infos(struct kvr_router *r)
     return 0;
 }
 
+static void tell(const struct kvr_router *r, enum kvr_load_event_kind kind, const char *id, size_t id_len, uint64_t n, double fraction);
+
+/* Of a worker's ranks those that go: all but [dp_start, dp_start + dp_size). */
+struct going {
+    const struct kvr_router *router;
+    uint64_t worker_id;
+    uint32_t dp_start, dp_size;
+};
+
+static int tell_going(void *ctx, const struct kvr_load_entry *e)
+{
+    const struct going *g = ctx;
+    struct kvr_worker w = e->request.worker;
+    bool stays = w.dp_rank >= g->dp_start && w.dp_rank - g->dp_start < g->dp_size;
+    if (w.worker_id == g->worker_id && !stays) tell(g->router, KVR_LOAD_FREE, e->request.id, e->request.id_len, 0, -1);
+    return 0;
+}
+
+/* Bookings go with their rank here; who else has them, as other routers do, may keep the worker. */
+static void tell_bookings_gone(struct kvr_router *r, uint64_t worker_id, uint32_t dp_start, uint32_t dp_size)
+{
+    struct going g = {r, worker_id, dp_start, dp_size};
+    if (r->config.hook) (void)kvr_load_each(r->load, 0, tell_going, &g);
+}
+
 int kvr_router_set_worker(struct kvr_router *r, uint64_t worker_id, uint32_t dp_start, uint32_t dp_size)
 {
     kvr_lock(&r->lock);
     bool known = worker_seek(r, worker_id) != NULL;
+    if (known && dp_size) tell_bookings_gone(r, worker_id, dp_start, dp_size);
     int rc = worker_make(r, worker_id) ? kvr_load_set_worker(r->load, worker_id, dp_start, dp_size) : -KVR_ENOMEM;
     if (rc == 0) rc = sync_infos(r);
     if (rc && !(known && rc != -KVR_ENOMEM)) { /* a rank without its info must not be chosen */
@@ -330,6 +356,7 @@ int kvr_router_set_worker(struct kvr_router *r, uint64_t worker_id, uint32_t dp_
 void kvr_router_remove_worker(struct kvr_router *r, uint64_t worker_id)
 {
     kvr_lock(&r->lock);
+    tell_bookings_gone(r, worker_id, 0, 0);
     kvr_load_remove_worker(r->load, worker_id);
     sync_infos(r); /* removing never grows the table */
     worker_forget(r, worker_id);

@@ -12,6 +12,7 @@
  * first time did, and keeps nothing but the request's own memory while it waits.
  */
 #include <string.h>
+#include <kvroute/hash.h>
 
 #include "router/internal.h"
 
@@ -110,18 +111,29 @@ static uint64_t best_cached(struct kvr_router *r, struct kvr_router_ctx *c, cons
     return KVR_MIN((uint64_t)(best * r->config.block_size + 0.5), p->isl);
 }
 
+/* Of an allow-list and required taints. 0: there are none. */
+static uint64_t scope_of(const struct kvr_router_request *rq)
+{
+    uint64_t h = rq->allowed ? kvr_hash_bytes(rq->allowed, rq->allowed_n * sizeof *rq->allowed, 1) | 1 : 0;
+    for (size_t i = 0; i < rq->required_n; i++)
+        h = kvr_mix64(h ^ kvr_hash_bytes(rq->required_taints[i], strlen(rq->required_taints[i]), 2)) | 1;
+    return h;
+}
+
 static void fill_in(const struct kvr_router_request *rq, const struct prompt *p, uint64_t cached, struct kvr_ticket *t)
 {
-    t->item = (struct kvr_queue_item){.pin = rq->pin,
-                                      .pinned = rq->pinned && !rq->pin_any_rank,
-                                      .strict_priority = rq->strict_priority,
-                                      .priority_jump = rq->priority_jump,
-                                      .isl = p->isl,
-                                      .cached = cached,
-                                      .arrived_ns = p->start_ns,
-                                      .tenant = rq->tenant,
-                                      .tenant_weight = rq->tenant_weight,
-                                      .output = rq->tenant_output};
+    t->item =
+        (struct kvr_queue_item){.pin = {rq->pin.worker_id, rq->pin_any_rank ? UINT32_MAX : rq->pin.dp_rank}, /* no rank has that number */
+                                .pinned = rq->pinned,
+                                .scope = scope_of(rq),
+                                .strict_priority = rq->strict_priority,
+                                .priority_jump = rq->priority_jump,
+                                .isl = p->isl,
+                                .cached = cached,
+                                .arrived_ns = p->start_ns,
+                                .tenant = rq->tenant,
+                                .tenant_weight = rq->tenant_weight,
+                                .output = rq->tenant_output};
 }
 
 static int park(struct kvr_router *r, size_t class_at, struct kvr_ticket *t, struct kvr_rejection *rejection)

@@ -26,11 +26,12 @@ def begins(first, then):
 
 class Leg:
     """Answers POSTs with what `script(n, body)` returns for the n-th (from 0): a status, (status, dict or bytes), bytes of an event stream, Pieces,
-    RESET, or HANG (until `go`). `told` has answers to GETs by path, and functions that make them; `aborts` what POST /abort_request was told."""
+    RESET, or HANG (until `go`). `told` has answers to GETs by path, and functions that make them; `aborts` what POST /abort_request was told,
+    and `abort_keys` with which Authorization."""
 
     def __init__(self, script):
         self.script, self.bodies, self.raw, self.heads, self.go, self.gone = script, [], [], [], threading.Event(), threading.Event()
-        self.told, self.aborts = {}, []
+        self.told, self.aborts, self.abort_keys = {}, [], []
         self.lock, self.away, leg = threading.Lock(), False, self
 
         class Answers(Handler):
@@ -89,6 +90,7 @@ class Leg:
                 raw = self.body()
                 if self.path == "/abort_request":
                     leg.aborts.append(json.loads(raw)["rid"])
+                    leg.abort_keys.append(self.headers["authorization"])
                     self.answer(200, b"{}")
                     return
                 with leg.lock:

@@ -2,6 +2,7 @@
 """Prefill and decode workers that are asked at once, or that have to know each other before: who is told what, what a client gets of a decode worker
 whose prompt fails, and what becomes of the other leg. The workers are scripts (leg_parts.py), or mocks where they have to meet."""
 import concurrent.futures
+import http.client
 import json
 import re
 import subprocess
@@ -570,3 +571,15 @@ def test_an_sglang_of_another_role_than_was_given_gets_no_requests(legs, start, 
     for _ in range(6):
         a = ask(s)
         assert a.status == 200 and a.headers["x-kvroute-worker"] == "2", a.body
+
+
+def test_the_abort_of_a_stream_that_runs_has_the_key_of_its_client(once):
+    s, ps, (d,) = once("sglang", decode=lambda n, body: begins(events("a")[:-20], b""), n=1)
+    c = http.client.HTTPConnection("127.0.0.1", s.port, timeout=30)
+    c.request("POST", "/v1/completions", json.dumps({**BODY, "stream": True}), {"Content-Type": "application/json", "Authorization": "Bearer of-the-client"})
+    r = c.getresponse()
+    assert r.read(4)
+    r.close()
+    c.close()
+    wait_for("the engine is told", lambda: d.abort_keys)
+    assert d.abort_keys[0] == d.heads[0]["Authorization"] == "Bearer of-the-client"

@@ -95,15 +95,23 @@ def test_a_request_that_fails_gives_its_tokens_back(limited):
     wait_for("all back", lambda: round(use_of(s)["tokens_left"]) == 1000)
 
 
-def test_who_leaves_before_the_answer_has_used_what_was_asked_for(limited, start):
-    s = limited("tokens_per_second: 0.001, burst_tokens: 1000", "--no-router-kv-events", workers=[start(Mock, "--model", "small", speedup=0.01)])
-    body = json.dumps({"model": "small", "prompt": [1, 2, 3], "max_tokens": 900})
+def two_legs(start):
+    """Mocks of two roles; prompts take long."""
+    made = [(role, start(Mock, "--model", "small", "--role", role, "--kv-protocol", "vllm-nixl", with_events=False, speedup=0.01)) for role in ("prefill", "decode")]
+    return made[0][1], [f"http://127.0.0.1:{m.port},role={role},block-size=16,kv-protocol=vllm-nixl" for role, m in made]
+
+
+@pytest.mark.parametrize("legs", [1, 2])
+def test_who_leaves_before_the_answer_has_used_what_was_asked_for(limited, start, legs):
+    first, workers = two_legs(start) if legs == 2 else (m := start(Mock, "--model", "small", speedup=0.01), [m])
+    s = limited("tokens_per_second: 0.001, burst_tokens: 1000", "--no-router-kv-events", workers=workers)
+    body = json.dumps({"model": "small", "prompt": list(range(64)), "max_tokens": 800})
     with socket.create_connection(("127.0.0.1", s.port)) as c:
         c.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Type: application/json\r\n"
                   f"Content-Length: {len(body)}\r\n\r\n{body}".encode())
-        wait_for("the worker has it", lambda: not s.idle())
+        wait_for("a worker has it", lambda: first.metric("vllm:num_requests_running") == 1)
     at_rest(s)
-    assert round(use_of(s)["tokens_left"]) == 97 and use_of(s)["tokens_out"] == 0, "what was generated is not known"
+    assert round(use_of(s)["tokens_left"]) == 136 and use_of(s)["tokens_out"] == 0, "what was generated is not known"
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import time
 import msgpack
 import pytest
 import zmq
-from conftest import SLOW, Mock, Select, Serve, call, free_ports, stays, wait_for
+from conftest import SLOW, Mock, Select, Serve, call, free_ports, read_sse, stays, wait_for
 
 
 def pair(start, cls, *args, ports=None, **kw):
@@ -281,3 +281,16 @@ def swallow(s):
         pass
     except Exception as e:  # noqa: BLE001 - the router is killed in the middle
         assert "IncompleteRead" in repr(e) or "RemoteDisconnected" in repr(e) or "BadStatusLine" in repr(e), repr(e)
+
+
+@pytest.mark.parametrize("change", ["DELETE", "PATCH"])
+def test_a_worker_that_changes_on_one_router_leaves_no_booking_on_the_other(start, change):
+    a, b, _ = pair(start, Serve, [start(Mock, speedup=0.3).spec(",id=1")])
+    live(a, b)
+    c, r = read_sse(a.port, {"model": "mock", "prompt": list(range(400)), "max_tokens": 200, "stream": True})
+    wait_for("it is told", lambda: sum(l["active_requests"] for l in b.get("/loads")) == 1)
+    answer = call(a.admin, change, "/workers/1", {"max_num_batched_tokens": 9999} if change == "PATCH" else None)
+    assert answer.status in (200, 204), answer.body
+    c.close()
+    wait_for("it is over", a.idle)
+    wait_for("here, too", b.idle)

@@ -167,6 +167,9 @@ static void clean(struct kvr__grpc_conn *c)
     *(c->dirty_prev ? &c->dirty_prev->dirty_next : &c->server->dirty) = c->dirty_next;
 }
 
+static void on_alloc(uv_handle_t *h, size_t, uv_buf_t *buf);
+static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf);
+
 struct write {
     uv_write_t request;
     char data[];
@@ -179,6 +182,8 @@ static void on_written(uv_write_t *request, int status)
     c->writing = false;
     if (status && !c->closing) kvr__grpc_conn_close(c);
     else kvr__grpc_conn_dirty(c);
+    if (c->read_stopped && !c->closing) uv_read_start((uv_stream_t *)&c->tcp, on_alloc, on_read);
+    c->read_stopped = false;
 }
 
 /* What the kernel does not take is copied. Returns: false: that is under way, or the connection is closed. */
@@ -315,6 +320,10 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
     if (n < 0) kvr__grpc_conn_close(c);
     else if (n > 0 && c->tls) take_tls(c, buf->base, (size_t)n);
     else if (n > 0) take(c, buf->base, (size_t)n);
+    /* A client that does not read makes nothing more wait: refusals and resets are answers, too. */
+    if (c->closing || !c->writing || nghttp2_session_get_outbound_queue_size(c->session) <= KVR__GRPC_QUEUE) return;
+    uv_read_stop((uv_stream_t *)&c->tcp);
+    c->read_stopped = true;
 }
 
 /* ---- life -------------------------------------------------------------------------------------------- */

@@ -28,7 +28,8 @@ enum {
     KVR__GRPC_WINDOW_CONN = 16 << 20,
     KVR__GRPC_FRAME = 128 * 1024, /* so that a piece of a body may come in one, and is then read where it lies */
     KVR__GRPC_READ = 256 * 1024,
-    KVR__GRPC_WRITE = 256 * 1024
+    KVR__GRPC_WRITE = 256 * 1024,
+    KVR__GRPC_QUEUE = 1024 /* frames that wait behind a write that is under way */
 };
 
 struct kvr_grpc_server {
@@ -68,7 +69,7 @@ struct kvr__grpc_conn {
     size_t streams_n;
     uint64_t begin_by_ms, go_at_ms; /* deadlines; 0: none */
     uint64_t write_ms;              /* since when the write that is under way is */
-    bool dirty, writing, closing, shaken, tls_begun, told_to_go, told_last;
+    bool dirty, writing, read_stopped, closing, shaken, tls_begun, told_to_go, told_last;
     char peer[KVR_HTTP_PEER_MAX];
 };
 

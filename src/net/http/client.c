@@ -381,7 +381,7 @@ static size_t parse(struct peer *p, const char *data, size_t len, const char **w
     while (used < len && p->call && !p->done) {
         long n = look(p, data + used, len - used);
         if (n <= 0) {
-            *why = "the worker's answer is malformed";
+            *why = n == KVR__FRAMING_TOO_LARGE ? "the head of the worker's answer is too large" : "the worker's answer is malformed";
             return used;
         }
         llhttp_errno_t e = llhttp_execute(&p->parser, data + used, (size_t)n);
@@ -397,12 +397,18 @@ static size_t parse(struct peer *p, const char *data, size_t len, const char **w
     return used;
 }
 
+/* Behind a whole answer there is something in the same read: a record of its own, or the end. */
+static bool says_more(struct peer *p)
+{
+    return p->tls && kvr_tls_read(p->tls, p->client->plain, sizeof p->client->plain) != 0;
+}
+
 /* Bytes of answers, in the clear. */
 static void take_bytes(struct peer *p, const char *data, size_t n)
 {
     const char *why = NULL;
-    if (p->state != RECEIVING) { /* bytes nobody asked for */
-        peer_close(p);
+    if (p->state != RECEIVING || p->turn.in) { /* bytes nobody asked for: the request, if there is one, has not left yet */
+        call_failed(p, KVR_HTTP_RESET, "the worker spoke before it was asked");
         return;
     }
     p->got_bytes = true;
@@ -410,7 +416,7 @@ static void take_bytes(struct peer *p, const char *data, size_t n)
     size_t used = parse(p, data, n, &why);
     tell_body(p);
     p->in_callback = false;
-    if (p->done) finish(p, used == n && llhttp_should_keep_alive(&p->parser));
+    if (p->done) finish(p, used == n && llhttp_should_keep_alive(&p->parser) && !says_more(p));
     else if (!p->call) peer_close(p); /* cancelled meanwhile */
     else if (why) call_failed(p, KVR_HTTP_BAD_ANSWER, why);
     else if (p->call->status && p->headers.cap) kvr_headers_free(&p->headers); /* they were told of, and more is to come */

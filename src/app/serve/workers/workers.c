@@ -77,8 +77,15 @@ static struct worker **place_of(struct workers *ws, const struct worker *w)
     return p;
 }
 
-/* p: what points to it. */
-static void detach_locked(struct workers *ws, struct worker *w, struct worker **p)
+/* What is booked on it stays: only what it held is forgotten. */
+static void forget_blocks(const struct worker *w)
+{
+    if (w->partition->index) kvr_index_drop_worker(w->partition->index, w->id);
+    if (w->partition->predicted) kvr_index_drop_worker(w->partition->predicted, w->id);
+}
+
+/* p: what points to it; stays: the same engine goes on under its id, in the same router. */
+static void detach_locked(struct workers *ws, struct worker *w, struct worker **p, bool stays)
 {
     *p = w->next;
     if (!*p) ws->workers_end = p;
@@ -87,7 +94,8 @@ static void detach_locked(struct workers *ws, struct worker *w, struct worker **
     discount_address(ws, w);
     ws->workers_n--;
     roster_outdate_locked(ws);
-    kvr_router_remove_worker(w->partition->router, w->id);
+    if (stays) forget_blocks(w);
+    else kvr_router_remove_worker(w->partition->router, w->id);
     evidence_forget(ws, w);
 }
 
@@ -193,7 +201,7 @@ static int take_over_locked(struct workers *ws, struct worker *w, struct worker 
     int rc = old && old->partition == w->partition ? set_taints(w) : tell_router_locked(ws, w);
     if (rc || !old) return rc;
     if (w->learns) inherit_locked(w, old);
-    detach_locked(ws, old, place);
+    detach_locked(ws, old, place, old->partition == w->partition && !strcmp(old->url, w->url));
     return tell_router_locked(ws, w); /* only for more ranks could memory be short */
 }
 
@@ -321,7 +329,7 @@ bool worker_remove(struct workers *ws, uint64_t id)
     if (!w) return false;
     struct partition *partition = w->partition;
     kvr_lock(&ws->lock);
-    detach_locked(ws, w, place);
+    detach_locked(ws, w, place, false);
     labels_forget(ws->labels, id);
     kvr_unlock(&ws->lock);
     sort_engine(ws, w);
@@ -336,7 +344,7 @@ void workers_clear(struct workers *ws)
     roster_destroy(ws);
     while (ws->workers) {
         struct worker *w = ws->workers;
-        detach_locked(ws, w, &ws->workers);
+        detach_locked(ws, w, &ws->workers, false);
         worker_let_go(w);
     }
     kvr_map64_clear(&ws->workers_by_id);

@@ -83,7 +83,8 @@ static void send_head(struct request *r)
     kvr_buf_free(&a->head);
     if (r->carrier) return;
     answer_commit(r);
-    if (a->is_sse) kvr_http_conn_drop_head(r->conn);
+    if (a->is_sse && !(r->legs && r->legs->paired))
+        kvr_http_conn_drop_head(r->conn); /* an engine may yet be told to abort, with the client's key */
 }
 
 /* What the worker says of cached tokens is not of the cache that has counted. */

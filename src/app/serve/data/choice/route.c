@@ -27,6 +27,7 @@
 #include "app/serve/data/request/reply.h"
 #include "app/serve/workers/counts/labels.h"
 #include "app/serve/workers/table/roster.h"
+#include "app/serve/workers/table/worker.h"
 #include "app/serve/workers/workers.h"
 
 /* ---- waiting ----------------------------------------------------------------------------------------- */
@@ -223,11 +224,29 @@ static enum outcome refused(struct request *r, int rc)
     }
 }
 
+/* Who came, or changed, while it waited: the router knows of no models and roles, and of a new worker not yet how it stands. */
+static bool may_serve(struct request *r, uint64_t id)
+{
+    const struct roster_row *row = eligible_workers(r);
+    bool may = false, prefills = legs_asks_prefill(r);
+    for (size_t i = 0; row && i < row->servers_n && !may; i++) {
+        const struct roster_server *s = &row->servers[i];
+        bool fits = prefills ? s->role == ROLE_PREFILL : r->routed ? s->takes_whole : s->role != ROLE_PREFILL;
+        may = s->id == id && fits && worker_is_schedulable(s->worker, now_ms());
+    }
+    roster_let_go(row);
+    return may;
+}
+
 enum outcome route_granted(struct request *r)
 {
     struct choosing *c = &r->now->choosing;
     c->queued = false;
-    return c->granted ? refused(r, c->granted) : booked(r);
+    if (c->granted) return refused(r, c->granted);
+    if (may_serve(r, c->attempt->result.worker.worker_id)) return booked(r);
+    atomic_fetch_add(&r->loop->active, 1);
+    account_unbook(c->attempt);
+    return OUTCOME_NOBODY;
 }
 
 /* ---- who may serve it -------------------------------------------------------------------------------- */

@@ -9,6 +9,7 @@
 
 #include "app/serve/config/keyring.h"
 #include "app/serve/data/request/attempt.h"
+#include "app/serve/data/request/legs.h"
 #include "app/serve/data/request/reply.h"
 #include "app/serve/workers/entry/worker_key.h"
 #include "app/serve/workers/table/worker.h"
@@ -289,14 +290,21 @@ enum outcome admission_next(struct request *r)
 
 /* ---- the end ----------------------------------------------------------------------------------------- */
 
+/* To an engine, be it the one that computes the prompt for another. */
+static bool was_sent(const struct request *r)
+{
+    const struct attempt *a = r->attempt, *p = r->legs ? r->legs->prefill : NULL;
+    return (a && a->sent_ns) || (p && p->sent_ns);
+}
+
 /* What the engine says it has computed; where it says nothing, what is known here: an event of a stream is a token. */
 static void count_used(const struct request *r, uint64_t *in, uint64_t *out)
 {
     const struct attempt *a = r->attempt;
     *in = *out = 0;
-    if (!a || (r->status >= 400 && r->status != STATUS_CLIENT_GONE)) return;
-    *in = a->usage.present ? a->usage.prompt_tokens : r->isl;
-    *out = a->usage.present ? a->usage.completion_tokens : a->sse.events;
+    if ((!a && !was_sent(r)) || (r->status >= 400 && r->status != STATUS_CLIENT_GONE)) return;
+    *in = a && a->usage.present ? a->usage.prompt_tokens : r->isl;
+    *out = !a ? 0 : a->usage.present ? a->usage.completion_tokens : a->sse.events;
 }
 
 /* What it costs. Neither told nor seen, as the client has left before the answer, or that is too long to be kept: what it has asked for. */
@@ -304,7 +312,7 @@ static double charge_of(const struct request *r, uint64_t in, uint64_t out)
 {
     const struct attempt *a = r->attempt;
     bool failed = r->status >= 400 && r->status != STATUS_CLIENT_GONE;
-    bool unseen = a && !failed && !a->usage.present && !a->is_sse && a->sent_ns;
+    bool unseen = !failed && was_sent(r) && !(a && (a->usage.present || a->is_sse));
     double known = (double)in + (double)out;
     return unseen ? KVR_MAX(known, r->admission.taken) : known;
 }
