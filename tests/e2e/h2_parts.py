@@ -27,11 +27,15 @@ class Raw:
     def send(self, *frame):
         self.socket.sendall(self.frame(*frame))
 
-    def call(self, stream, path, end=False, method=b"POST", content_type=b"application/grpc"):
-        """A head, in literals that are not indexed."""
+    @classmethod
+    def head(cls, stream, path, end=False, method=b"POST", content_type=b"application/grpc"):
+        """Its frame, in literals that are not indexed."""
         fields = [(b":method", method), (b":scheme", b"http"), (b":path", path), (b":authority", b"x"), (b"content-type", content_type), (b"te", b"trailers")]
         text = b"".join(b"\0" + bytes((len(k),)) + k + bytes((len(v),)) + v for k, v in fields)
-        self.send(HEADERS, END_HEADERS | (END_STREAM if end else 0), stream, text)
+        return cls.frame(HEADERS, END_HEADERS | (END_STREAM if end else 0), stream, text)
+
+    def call(self, *args, **kw):
+        self.socket.sendall(self.head(*args, **kw))
 
     def exactly(self, n):
         got = b""
