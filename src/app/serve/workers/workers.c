@@ -77,9 +77,10 @@ static struct worker **place_of(struct workers *ws, const struct worker *w)
     return p;
 }
 
-/* What is booked on it stays: only what it held is forgotten. */
+/* What is booked on it stays: only what it held, and what its engine said of that, is forgotten. */
 static void forget_blocks(const struct worker *w)
 {
+    for (uint32_t i = 0; i < w->dp_size; i++) kvr_router_set_kv_used(w->partition->router, (struct kvr_worker){w->id, w->dp_start + i}, 0);
     if (w->partition->index) kvr_index_drop_worker(w->partition->index, w->id);
     if (w->partition->predicted) kvr_index_drop_worker(w->partition->predicted, w->id);
 }
@@ -344,7 +345,7 @@ void workers_clear(struct workers *ws)
     roster_destroy(ws);
     while (ws->workers) {
         struct worker *w = ws->workers;
-        detach_locked(ws, w, &ws->workers, false);
+        detach_locked(ws, w, &ws->workers, true); /* its router ends with what is booked, and tells nobody */
         worker_let_go(w);
     }
     kvr_map64_clear(&ws->workers_by_id);
