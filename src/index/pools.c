@@ -7,6 +7,14 @@
 
 enum { POOLS_MAX = 64 };
 
+size_t kvr__pool_empty(struct kvr_index *ix, struct pool *p, size_t most)
+{
+    size_t n = 0;
+    for (; n < most && p->side.list.tail; n++) kvr__tier_take(&ix->pooled, &p->side.list, p->side.list.tail);
+    if (!p->side.list.n) p->side = (struct tier_side){0};
+    return n;
+}
+
 /* pools_lock is held. */
 static struct pool *pool_get(struct kvr_index *ix, uint64_t id)
 {

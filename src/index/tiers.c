@@ -402,14 +402,6 @@ size_t kvr__tiers_expire(struct lane *ln, struct rank *rk)
     return n;
 }
 
-size_t kvr__pool_empty(struct kvr_index *ix, struct pool *p, size_t most)
-{
-    size_t n = 0;
-    for (; n < most && p->side.list.tail; n++) take(NULL, &ix->pooled, &p->side, p->side.list.tail);
-    if (!p->side.list.n) p->side = (struct tier_side){0};
-    return n;
-}
-
 size_t kvr__pools_expire(struct kvr_index *ix)
 {
     size_t n = 0;
