@@ -8,7 +8,7 @@
  *     request -> class (by name and by how much of it is not cached)
  *                  |
  *                  +-- shared lane        a flow for each tenant, ordered by (strict priority, score, arrival)
- *                  +-- lane of pin 7/0    the same: pinned requests wait for their rank only and block nobody else
+ *                  +-- lane of pin 7/0    the same: requests of a pin, or of a scope, wait for theirs only and block nobody else
  *
  * Tenants. Inside a class those whose requests wait share by their weights: each has a clock, which goes on by (uncached tokens + 8 x the
  * tokens of output that are expected) / weight with each request of its that is handed out, and the one that is least far goes next

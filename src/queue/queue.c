@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * class --> tenants, by id, each with its clock            class --> lanes: the shared one, one for each pin
+ * class --> tenants, by id, each with its clock            class --> lanes: the shared one, one for each pin and scope
  *              |                                                       |
  *              '------------- flows: a tenant's requests in a lane ----'
  *

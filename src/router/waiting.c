@@ -122,18 +122,18 @@ static uint64_t scope_of(const struct kvr_router_request *rq)
 
 static void fill_in(const struct kvr_router_request *rq, const struct prompt *p, uint64_t cached, struct kvr_ticket *t)
 {
-    t->item =
-        (struct kvr_queue_item){.pin = {rq->pin.worker_id, rq->pin_any_rank ? UINT32_MAX : rq->pin.dp_rank}, /* no rank has that number */
-                                .pinned = rq->pinned,
-                                .scope = scope_of(rq),
-                                .strict_priority = rq->strict_priority,
-                                .priority_jump = rq->priority_jump,
-                                .isl = p->isl,
-                                .cached = cached,
-                                .arrived_ns = p->start_ns,
-                                .tenant = rq->tenant,
-                                .tenant_weight = rq->tenant_weight,
-                                .output = rq->tenant_output};
+    t->item = (struct kvr_queue_item){
+        .pin = {rq->pin.worker_id, rq->pin_any_rank ? UINT32_MAX : rq->pin.dp_rank}, /* one lane for all its ranks */
+        .pinned = rq->pinned,
+        .scope = scope_of(rq),
+        .strict_priority = rq->strict_priority,
+        .priority_jump = rq->priority_jump,
+        .isl = p->isl,
+        .cached = cached,
+        .arrived_ns = p->start_ns,
+        .tenant = rq->tenant,
+        .tenant_weight = rq->tenant_weight,
+        .output = rq->tenant_output};
 }
 
 static int park(struct kvr_router *r, size_t class_at, struct kvr_ticket *t, struct kvr_rejection *rejection)
