@@ -154,6 +154,15 @@ def test_clients_that_leave_free_their_place(limited, slow):
         at_rest(s)
 
 
+def test_a_models_limit_was_passed_by_naming_none(limited):
+    s = limited("", more="models:\n  small: {requests_per_second: 0.001, burst_requests: 2}\n")
+    unnamed = [s.complete([1, 2, 3], headers=AUTH, **more).status for more in ({}, {"model": None}, {}, {"model": ""})]
+    assert unnamed == [200, 200, 429, 429] and ask(s).status == 429
+    s = limited("", more="models:\n  small: {requests_per_second: 0.001, burst_requests: 2}\n  large: {max_concurrent: 1}\n")
+    refused(s.complete([1, 2, 3], headers=AUTH), 403, "model_not_allowed", "names none")
+    assert ask(s).status == 200
+
+
 def test_a_models_limit_leaves_the_keys_own_alone(limited):
     s = limited("requests_per_second: 0.001, burst_requests: 100", more="models:\n  small: {requests_per_second: 0.001, burst_requests: 2}\n")
     assert [ask(s).status for _ in range(5)] == [200, 200, 429, 429, 429]

@@ -260,14 +260,15 @@ static int on_interim(struct peer *p, int status)
     return 0; /* the real one follows */
 }
 
+static const char odd_framing[] = "the worker's answer has a length or transfer encoding that is not understood";
+
 static int judge_head(struct peer *p, const llhttp_t *l)
 {
     struct kvr_hop_by_hop hop;
     bool chunked;
     if (l->http_major != 1) return bad_answer(p, "the worker's answer is not HTTP/1.x");
     if (l->status_code < 100 || l->status_code > 999) return bad_answer(p, "the worker's answer has a status that does not exist");
-    if (kvr__headers_framing(&p->headers, &chunked) || chunked != !!(l->flags & F_CHUNKED))
-        return bad_answer(p, "the worker's answer has a length or transfer encoding that is not understood");
+    if (kvr__headers_framing(&p->headers, &chunked) || chunked != !!(l->flags & F_CHUNKED)) return bad_answer(p, odd_framing);
     if (!kvr_hop_by_hop_read(&p->headers, &hop)) return bad_answer(p, "the worker's answer has too many names in Connection");
     return 0;
 }
@@ -375,6 +376,12 @@ static long look(struct peer *p, const char *data, size_t len)
 }
 
 /* Returns: bytes used; less than len: the answer is whole, or `*why` says what is wrong with it, or the call is cancelled. */
+static const char *parser_says(llhttp_errno_t e)
+{
+    bool framing = e == HPE_UNEXPECTED_CONTENT_LENGTH || e == HPE_INVALID_CONTENT_LENGTH || e == HPE_INVALID_TRANSFER_ENCODING;
+    return framing ? odd_framing : llhttp_errno_name(e);
+}
+
 static size_t parse(struct peer *p, const char *data, size_t len, const char **why)
 {
     size_t used = 0;
@@ -387,7 +394,7 @@ static size_t parse(struct peer *p, const char *data, size_t len, const char **w
         llhttp_errno_t e = llhttp_execute(&p->parser, data + used, (size_t)n);
         if (p->done) return (size_t)(llhttp_get_error_pos(&p->parser) - data);
         if (e != HPE_OK) {
-            *why = p->bad ? p->bad : llhttp_errno_name(e);
+            *why = p->bad ? p->bad : parser_says(e);
             return used;
         }
         used += (size_t)n;

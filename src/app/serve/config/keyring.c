@@ -150,8 +150,14 @@ const struct api_key *keyring_find(const struct keyring *ring, struct kvr_text s
     return NULL;
 }
 
+bool keyring_wants_names(const struct keyring *ring)
+{
+    return ring->file.models_n > 1;
+}
+
 const struct limited_model *keyring_model(const struct keyring *ring, const char *model)
 {
+    if (!model[0]) return ring->file.models_n == 1 ? ring->file.models : NULL; /* it may be that one */
     for (size_t i = 0; i < ring->file.models_n; i++)
         if (!strcmp(ring->file.models[i].model, model)) return &ring->file.models[i];
     return NULL;

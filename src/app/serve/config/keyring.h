@@ -91,7 +91,9 @@ struct keyring *keyring_hold(struct config *config);
 void keyring_let_go(struct keyring *ring); /* NULL is fine */
 /* Borrowed from the ring. NULL: it has no such key, or there is no memory. */
 const struct api_key *keyring_find(const struct keyring *ring, struct kvr_text secret);
-/* The limits of a model; NULL: it has none. */
+/* Several models have limits: of a request that names none nobody could say which are its. */
+bool keyring_wants_names(const struct keyring *ring);
+/* The limits of a model; NULL: it has none. "": of the only one that has some. */
 const struct limited_model *keyring_model(const struct keyring *ring, const char *model);
 
 enum key_bucket { KEY_BUCKET_REQUESTS, KEY_BUCKET_TOKENS };

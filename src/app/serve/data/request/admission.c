@@ -241,7 +241,12 @@ static enum outcome judge_model(struct request *r)
         else (void)request_refusef(r, 403, "key '%s' may use some models only, and the request names none", client_of(r));
         return refuse(r, KEY_REFUSED_MODEL, "model_not_allowed");
     }
-    if (!(a->model = keyring_model(a->ring, r->model))) return OUTCOME_DONE;
+    if (!r->model[0] && r->routed && keyring_wants_names(a->ring)) {
+        (void)request_refusef(r, 403, "several models have limits of their own, and the request names none");
+        return refuse(r, KEY_REFUSED_MODEL, "model_not_allowed");
+    }
+    a->model = r->model[0] || r->routed ? keyring_model(a->ring, r->model) : NULL; /* what computes no prompt need not name one */
+    if (!a->model) return OUTCOME_DONE;
     enum outcome o = enter(r, a->model->use, &a->model->limits, "model", &a->in_model);
     if (o == OUTCOME_DONE) o = take_request(r, a->model->use, &a->model->limits, "model");
     if (o != OUTCOME_DONE) key_use_correct(a->key->use, &a->key->limits, KEY_BUCKET_REQUESTS, -1); /* its key has not used it */
