@@ -35,6 +35,7 @@ class Odd:
                 c, _ = self.listener.accept()
             except OSError:
                 return
+            c.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             threading.Thread(target=self.serve, args=(c,), daemon=True).start()
 
     def serve(self, c):
