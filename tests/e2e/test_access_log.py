@@ -133,10 +133,11 @@ def test_a_worker_that_dies_in_mid_stream_is_told_as_broken(start, upstream, log
     u = upstream([SSE + chunk(b'data: {"choices":[{"text":"a"}]}\n\n')])
     s = start(Serve, [u.spec()], *log.options())
     c, r = read_sse(s.port, {"prompt": "x", "max_tokens": 5, "stream": True})
-    assert b"error" in r.read()
+    body = r.read()
+    assert b"error" in body
     c.close()
     (l,) = log.lines(1)
-    assert (l["ending"], l["status"], l["attempts"]) == ("broken", 502, 1)
+    assert (l["ending"], l["status"], l["attempts"], l["bytes_out"]) == ("broken", 502, 1, len(body))
 
 
 def test_attempts_are_counted_and_a_request_that_no_worker_took_says_so(start, upstream, log):  # noqa: F811

@@ -195,6 +195,15 @@ def test_bodies_and_prompts_have_limits_of_the_key(limited):
     assert s.metric("key_refused_total", reason="prompt_tokens") == 1 and s.metric("key_refused_total", reason="body_size") == 1
 
 
+@pytest.mark.parametrize("flags", [(), ("--router-mode", "round-robin")], ids=["kv", "round-robin"])
+def test_a_long_prompt_passed_a_keys_limit_behind_few_told_ids(limited, flags):
+    s = limited("max_prompt_tokens: 50", *flags)
+    told = {"headers": AUTH, "model": "small", "nvext": {"token_data": [1, 2]}}
+    refused(s.complete("x" * 2000, **told), 413, "request_too_large", "max_prompt_tokens is 50")
+    assert s.complete("x" * 20, **told).status == 200
+    assert s.complete("x" * 20, **{**told, "nvext": {"token_data": list(range(100000, 100040))}}).status == 200
+
+
 def test_defaults_are_of_keys_that_do_not_say(start, tmp_path):
     path = tmp_path / "keys.yaml"
     path.write_text("default: {requests_per_second: 0.001, burst_requests: 1}\nkeys:\n"

@@ -12,6 +12,7 @@
 #include "app/serve/data/request/attempt.h"
 #include "app/serve/data/request/legs.h"
 #include "app/serve/data/request/phases.h"
+#include "app/serve/data/request/reply.h"
 #include "app/serve/workers/views/views.h"
 
 enum { ANSWER_KEPT_MAX = 4 << 20 };
@@ -26,9 +27,10 @@ bool answer_takes_events(const struct request *r)
     return r->attempt->is_sse && r->attempt->length < 0;
 }
 
-void answer_end_line(const struct request *r, struct kvr_http_conn *c)
+bool answer_add_error(const struct request *r, int status, const char *message)
 {
-    if (r->attempt->sse.part.len) kvr_http_write(c, "\n\n", 2);
+    if (r->attempt->sse.part.len) kvr_http_write(r->conn, "\n\n", 2);
+    return reply_error_event(r->conn, status, message);
 }
 
 /* ---- the head ---------------------------------------------------------------------------------------- */

@@ -15,7 +15,7 @@ bool answer_is_complete(const struct request *r);
 bool answer_flush(struct request *r);
 /* Can an event be added to its end? */
 bool answer_takes_events(const struct request *r);
-/* Ends a line of the stream that was begun. */
-void answer_end_line(const struct request *r, struct kvr_http_conn *c);
+/* Adds its last event: why it ends; a line of the stream that was begun is ended before. Returns: false without memory. */
+bool answer_add_error(const struct request *r, int status, const char *message);
 
 #endif

@@ -138,12 +138,18 @@ static void end(struct request *r)
     else close_request(r);
 }
 
+static void end_stream(struct kvr_http_conn *c, bool whole)
+{
+    if (whole) kvr_http_end(c);
+    else kvr_http_abort(c);
+}
+
 static void end_refused(struct request *r)
 {
     if (r->carrier) r->carrier->refused(r->carrier_ctx, r);
     struct refusal why = r->refusal;
+    bool in_stream = r->conn && r->early_head, said = in_stream && reply_error_event(r->conn, why.status, why.text);
     struct kvr_http_conn *c = request_detach(r);
-    bool in_stream = c && r->early_head;
     r->refusal = (struct refusal){0};
     r->status = why.status;
     model_gauges_end(r, r->tries ? END_FAILED : END_REFUSED);
@@ -153,7 +159,7 @@ static void end_refused(struct request *r)
     if (c && !in_stream && r->telemetry) kvr_http_conn_tell(c, &r->telemetry->told);
     if (c && !in_stream) reply_refusal(c, &why, r);
     end(r);
-    if (in_stream) reply_error_event(c, why.status, why.text);
+    if (in_stream) end_stream(c, said);
     refusal_free(&why);
 }
 
@@ -166,8 +172,7 @@ static void end_whole(struct request *r)
     telemetry_ending(r, ENDING_OK);
     struct kvr_http_conn *c = request_detach(r);
     end(r);
-    if (c && whole) kvr_http_end(c);
-    else if (c) kvr_http_abort(c);
+    if (c) end_stream(c, whole);
 }
 
 /* The worker broke off, or a timeout struck, after the answer had begun. */
@@ -180,14 +185,11 @@ static void end_broken(struct request *r)
     COUNT(r, errors_total);
     telemetry_ending(r, ENDING_BROKEN);
     model_gauges_end(r, END_BROKEN);
-    const char *text = r->refusal.text; /* static */
+    bool said = answer_takes_events(r) && answer_add_error(r, 502, r->refusal.text);
     struct kvr_http_conn *c = request_detach(r);
-    bool in_stream = answer_takes_events(r);
     r->status = r->refusal.status;
-    if (in_stream) answer_end_line(r, c);
     end(r);
-    if (in_stream) reply_error_event(c, 502, text);
-    else kvr_http_abort(c);
+    end_stream(c, said);
 }
 
 /* A client that reads to the last event and leaves then has its answer. */

@@ -274,11 +274,12 @@ static enum outcome judge_tokens(struct request *r)
 {
     struct admission *a = &r->admission;
     const struct key_limits *l = &a->key->limits;
-    if (l->max_prompt_tokens && r->isl > l->max_prompt_tokens) {
+    uint64_t prompt = KVR_MAX(r->isl, a->prompt_least);
+    if (l->max_prompt_tokens && prompt > l->max_prompt_tokens) {
         give_models_back(a);
-        return refuse_size(r, KEY_REFUSED_PROMPT, "the prompt", r->isl, l->max_prompt_tokens, "max_prompt_tokens");
+        return refuse_size(r, KEY_REFUSED_PROMPT, "the prompt", prompt, l->max_prompt_tokens, "max_prompt_tokens");
     }
-    double amount = (double)r->isl + (double)a->output_asked, model_wait = 0;
+    double amount = (double)prompt + (double)a->output_asked, model_wait = 0;
     double wait = key_use_take(a->key->use, l, KEY_BUCKET_TOKENS, amount);
     if (!(wait > 0) && a->model) model_wait = key_use_take(a->model->use, &a->model->limits, KEY_BUCKET_TOKENS, amount);
     if (wait > 0 || model_wait > 0) return refuse_tokens(r, amount, wait, model_wait);

@@ -15,6 +15,7 @@
 #include "app/serve/data/request/pins.h"
 #include "app/serve/workers/table/worker.h"
 #include "app/serve/workers/workers.h"
+#include "wire/json_text.h"
 #include "wire/mm_parts.h"
 #include "wire/tokenize_body.h"
 
@@ -246,6 +247,15 @@ static enum kvr_json_wanted wanted_of(const struct request *r)
     return request_wants_tokens(r) ? KVR_JSON_NO_ELEMENTS : KVR_JSON_NO_PROMPT;
 }
 
+/* Ids that a client tells beside its prompt are its word: of the rest of the body the estimate holds, as where no ids are known. */
+static uint64_t least_prompt(const struct request *r)
+{
+    const char *end = r->body->data + r->body_len;
+    struct kvr_json_span body = {kvr_json_text_space(r->body->data, end), end};
+    struct kvr_json_span ids = kvr_json_text_last(kvr_json_text_last(body, "nvext"), "token_data");
+    return (r->body_len - (size_t)(ids.end - ids.at)) / 4;
+}
+
 /* What routing needs of a JSON body, or what is wrong with it. May run on a thread: see the top. */
 static void read_json(struct request *r, struct kvr_json_parser *json)
 {
@@ -261,6 +271,7 @@ static void read_json(struct request *r, struct kvr_json_parser *json)
     rq.text_max = data_of(r)->o->max_prompt_text;
     if (!r->routed || !is_small_enough(r, &rq)) return;
     if (rq.tokens.doc) r->isl = rq.tokens_sum ? rq.tokens_sum : rq.tokens_n;
+    if (rq.tokens_are_told && r->admission.key) r->admission.prompt_least = least_prompt(r);
     if (!request_wants_tokens(r)) return;
     kvr_prompt_members_read(rq.root, r->form, &rq.members);
     r->members = rq.members;

@@ -72,16 +72,16 @@ void reply_refusal(struct kvr_http_conn *c, struct refusal *why, const struct re
     reply(c, why->status, "application/json", &h, &b);
 }
 
-void reply_error_event(struct kvr_http_conn *c, int status, const char *message)
+bool reply_error_event(struct kvr_http_conn *c, int status, const char *message)
 {
     struct kvr_buf b = {0};
     kvr_buf_str(&b, "data: ");
     reply_error_body(&b, status, message);
     kvr_buf_str(&b, "\n\n");
-    if (!b.failed) kvr_http_write(c, b.data, b.len);
-    if (b.failed) kvr_http_abort(c);
-    else kvr_http_end(c);
+    bool made = !b.failed;
+    if (made) kvr_http_write(c, b.data, b.len);
     kvr_buf_free(&b);
+    return made;
 }
 
 static void send_early_head(struct request *r)

@@ -11,8 +11,8 @@ void reply_error_body(struct kvr_buf *out, int status, const char *message);
 void reply_error(struct kvr_http_conn *c, int status, const char *message, const char *id);
 /* The same of a refusal; r: whose; NULL: nobody's. */
 void reply_refusal(struct kvr_http_conn *c, struct refusal *why, const struct request *r);
-/* Ends a stream with an event that says why. */
-void reply_error_event(struct kvr_http_conn *c, int status, const char *message);
+/* The last event of a stream: why it ends. Returns: false without memory: nothing was written. */
+bool reply_error_event(struct kvr_http_conn *c, int status, const char *message);
 /* A comment in the stream, whose head is sent first. */
 void reply_comment(struct request *r);
 

@@ -144,6 +144,7 @@ struct admission {
     const struct limited_model *model; /* the ring's; NULL: its model has no limits */
     bool in_key, in_model;             /* it counts as under way */
     uint64_t output_asked;             /* tokens; 0: the body does not say */
+    uint64_t prompt_least;             /* tokens that the prompt counts for at least, whatever the client tells of it */
     double taken;                      /* tokens, of the buckets */
 };
 
