@@ -39,7 +39,8 @@
  *   Writers    Everything else takes locks: one per lane, and one for the directory of pairs, shared. A pair belongs to
  *              one lane, assigned at first sight to the lane with the fewest; events of one pair are applied in order.
  *   Memory     bytes_max caps what the index allocates, in equal shares per lane (use counts and dumps in progress are
- *              apart). When it is reached predicted blocks go, then the least recently used ones (counted). A store that
+ *              apart); lower tiers have half of it at most, and their oldest blocks go, of the fullest first. When it is
+ *              reached predicted blocks go, then the least recently used ones (counted). A store that
  *              still does not fit returns -KVR_ENOMEM; its leading blocks that did fit stay, because they are true.
  *              A reader (80 KB with the default ranks_max) counts and is not refused: blocks make room for it.
  *              Giving up never needs memory.

@@ -65,6 +65,7 @@ static int lane_init(struct kvr_index *ix, struct lane *ln)
 static void keep_cap(struct lane *ln)
 {
     kvr_lock(&ln->lock);
+    kvr__tiers_keep_share(ln);
     for (int idle = 0; ln->mem.bytes > ln->mem.bytes_max && idle < 8;) {
         size_t before = ln->mem.bytes;
         if (!kvr__evict_for_bytes(ln, NULL)) break;

@@ -382,6 +382,7 @@ struct tier_table {
 enum { TIER_CHUNK_BITS = 10, TIER_CHUNK = 1 << TIER_CHUNK_BITS };
 struct tier_set {
     struct kvr_mem *mem;
+    size_t most;               /* bytes; 0: what `mem` allows */
     struct tier_entry **chunk; /* of TIER_CHUNK entries each; number 0 is unused */
     size_t chunks_cap, chunks_n, n;
     uint32_t top, free;
@@ -459,6 +460,7 @@ struct lane {
     uint64_t rng;
     struct predict predict;
     struct tier_set tiers;
+    uint32_t tiers_turn;
     struct way way;
     bool note_leavers;    /* names that go are remembered, by ranks that remember */
     uint32_t serials;     /* given to ranks */
@@ -717,6 +719,12 @@ int kvr__tier_put(struct tier_set *t, struct tier_list *l, const struct tier_ent
 void kvr__tier_take(struct tier_set *t, struct tier_list *l, uint32_t id);
 void kvr__tier_first(struct tier_set *t, struct tier_list *l, uint32_t id);
 void kvr__tier_set_free(struct tier_set *t);
+bool kvr__tier_set_is_over(const struct tier_set *t);
+/* Memory comes back when all lists of the set are packed, one by one, and then: kvr__tier_packed. *free: 1 before the first. moved: told of
+ * each entry that has another number then; NULL: nobody is. */
+void kvr__tier_pack(struct tier_set *t, struct tier_list *l, uint32_t *free, void (*moved)(void *ctx, uint32_t from, uint32_t to),
+                    void *ctx);
+void kvr__tier_packed(struct tier_set *t);
 
 /* ---- pools.c */
 bool kvr__pool_has(struct kvr_index *ix, struct kvr_worker w);                /* is the pair in one? */
@@ -753,6 +761,7 @@ void kvr__share_cap(struct kvr_index *ix);
 int kvr__tiers_apply(struct lane *ln, struct rank *rk, const struct kvr_event *ev);
 void kvr__tiers_clear(struct lane *ln, struct rank *rk, enum kvr_tier tier);
 size_t kvr__tiers_drain(struct lane *ln, struct rank *rk, size_t blocks); /* at most so many of all tiers; returns how many */
+void kvr__tiers_keep_share(struct lane *ln);
 bool kvr__tiers_none(const struct rank *rk);
 bool kvr__tiers_have(struct lane *ln, struct rank *rk, enum kvr_tier tier, uint64_t name);
 /* Blocks [from, end) of a run are about to leave the device. */

@@ -148,21 +148,13 @@ int kvr__pool_put(struct kvr_index *ix, struct pool *p, const struct tier_entry 
     return rc && give_up(ix) ? kvr__tier_put(&ix->pooled, &p->side.list, e) : rc;
 }
 
-/* Gives up half of all. Memory comes back when a set is empty: what stays is put into it anew. */
 static void halve(struct kvr_index *ix)
 {
-    size_t half = ix->pooled.n / 2, n = 0, at = 0;
+    size_t half = ix->pooled.n / 2;
+    uint32_t free = 1;
     while (ix->pooled.n > half) (void)give_up(ix);
-    struct tier_entry *kept = half ? malloc(half * sizeof *kept) : NULL;
-    for (struct pool *p = ix->pools; p; p = p->next) {
-        for (uint32_t id = p->side.list.tail; kept && id; id = kvr__tier_entry(&ix->pooled, id)->prev)
-            kept[n++] = *kvr__tier_entry(&ix->pooled, id);
-        p->side.list = (struct tier_list){0};
-    }
-    kvr__tier_set_free(&ix->pooled);
-    for (struct pool *p = ix->pools; p; p = p->next)
-        for (; at < n && kept[at].owner == p->owner; at++) (void)kvr__pool_put(ix, p, &kept[at]);
-    free(kept);
+    for (struct pool *p = ix->pools; p; p = p->next) kvr__tier_pack(&ix->pooled, &p->side.list, &free, NULL, NULL);
+    kvr__tier_packed(&ix->pooled);
 }
 
 void kvr__pools_keep_cap(struct kvr_index *ix)

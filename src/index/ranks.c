@@ -99,6 +99,7 @@ void kvr__share_cap(struct kvr_index *ix)
     for (uint32_t i = 0; i < ix->lanes_n; i++) {
         kvr_lock(&ix->lanes[i].lock);
         ix->lanes[i].mem.bytes_max = KVR_MAX(lanes / ix->lanes_n, (size_t)1);
+        ix->lanes[i].tiers.most = ix->lanes[i].mem.bytes_max / 2;
         used += ix->lanes[i].mem.bytes;
         kvr_unlock(&ix->lanes[i].lock);
     }

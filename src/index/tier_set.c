@@ -9,7 +9,7 @@
 #include "index/internal.h"
 
 /* With each put: slots of the old table that move, and slots of the coming one that are cleared. Both are done before they must be. */
-enum { MOVES = 4, CLEARED = 16 };
+enum { MOVES = 4, CLEARED = 16, TABLE_LEAST = 64 };
 static const uint32_t GONE = UINT32_MAX; /* a slot of the old table whose entry has moved or left: a search goes on behind it */
 
 static uint64_t key_hash(uint32_t owner, uint64_t key)
@@ -27,6 +27,25 @@ static size_t home_of(const struct tier_set *t, const struct tier_table *tab, ui
 {
     const struct tier_entry *e = kvr__tier_entry(t, id);
     return key_hash(e->owner, key_of(e, by)) & (tab->cap - 1);
+}
+
+/* ---- bytes ---------------------------------------------------------------------------------------------- */
+
+enum { CHUNK_BYTES = TIER_CHUNK * sizeof(struct tier_entry), SLOT_BYTES = 2 * sizeof(uint32_t) };
+
+static size_t bytes_of(const struct tier_set *t)
+{
+    return t->chunks_n * CHUNK_BYTES + (t->now.cap + t->old.cap + t->coming.cap) * SLOT_BYTES;
+}
+
+static bool has_room(const struct tier_set *t, size_t more)
+{
+    return !t->most || bytes_of(t) + more <= t->most;
+}
+
+bool kvr__tier_set_is_over(const struct tier_set *t)
+{
+    return t->n && t->most && bytes_of(t) > t->most;
 }
 
 /* ---- tables --------------------------------------------------------------------------------------------- */
@@ -107,7 +126,9 @@ static void clear_to(struct tier_set *t, size_t end)
 
 static int prepare(struct tier_set *t)
 {
-    t->coming.cap = t->now.cap ? t->now.cap * 2 : 64;
+    size_t cap = t->now.cap ? t->now.cap * 2 : TABLE_LEAST;
+    if (!has_room(t, cap * SLOT_BYTES)) return -KVR_ENOMEM;
+    t->coming.cap = cap;
     t->cleared = 0;
     for (int k = 0; k < 2; k++) t->coming.slot[k] = kvr_mem_get(t->mem, t->coming.cap * sizeof(uint32_t));
     if (t->coming.slot[0] && t->coming.slot[1]) return 0;
@@ -171,8 +192,9 @@ static uint32_t entry_new(struct tier_set *t)
     uint32_t id = t->free ? t->free : t->top + 1;
     size_t c = id >> TIER_CHUNK_BITS;
     if (c >= t->chunks_n) {
+        if (!has_room(t, CHUNK_BYTES)) return 0;
         if (kvr_mem_grow(t->mem, (void **)&t->chunk, &t->chunks_cap, c + 1, sizeof *t->chunk)) return 0;
-        if (!(t->chunk[c] = kvr_mem_zget(t->mem, TIER_CHUNK * sizeof **t->chunk))) return 0;
+        if (!(t->chunk[c] = kvr_mem_zget(t->mem, CHUNK_BYTES))) return 0;
         t->chunks_n = c + 1;
     }
     if (t->free) t->free = kvr__tier_entry(t, id)->next;
@@ -205,7 +227,60 @@ void kvr__tier_set_free(struct tier_set *t)
     table_free(t, &t->now);
     table_free(t, &t->old);
     table_free(t, &t->coming);
-    for (size_t c = 0; c < t->chunks_n; c++) kvr_mem_put(t->mem, t->chunk[c], TIER_CHUNK * sizeof **t->chunk);
+    for (size_t c = 0; c < t->chunks_n; c++) kvr_mem_put(t->mem, t->chunk[c], CHUNK_BYTES);
     kvr_mem_put(t->mem, t->chunk, t->chunks_cap * sizeof *t->chunk);
-    *t = (struct tier_set){.mem = t->mem};
+    *t = (struct tier_set){.mem = t->mem, .most = t->most};
+}
+
+/* ---- giving memory back --------------------------------------------------------------------------------- */
+
+static uint32_t move_entry(struct tier_set *t, struct tier_list *l, uint32_t from, uint32_t to)
+{
+    struct tier_entry *e = kvr__tier_entry(t, to);
+    *e = *kvr__tier_entry(t, from);
+    *kvr__tier_entry(t, from) = (struct tier_entry){0};
+    if (e->prev) kvr__tier_entry(t, e->prev)->next = to;
+    else l->head = to;
+    if (e->next) kvr__tier_entry(t, e->next)->prev = to;
+    else l->tail = to;
+    return to;
+}
+
+void kvr__tier_pack(struct tier_set *t, struct tier_list *l, uint32_t *free, void (*moved)(void *ctx, uint32_t from, uint32_t to),
+                    void *ctx)
+{
+    for (uint32_t id = l->head; id; id = kvr__tier_entry(t, id)->next) {
+        if (id <= t->n) continue;
+        while (kvr__tier_entry(t, *free)->owner) (*free)++;
+        uint32_t from = id;
+        id = move_entry(t, l, from, *free);
+        if (moved) moved(ctx, from, id);
+    }
+}
+
+/* The table for as many entries as there are, in the place of the one it has: smaller, so this needs no memory. */
+static void shrink_table(struct tier_set *t)
+{
+    size_t cap = TABLE_LEAST;
+    while (cap < t->n * 2) cap *= 2;
+    cap = KVR_MIN(cap, t->now.cap);
+    for (int k = 0; k < 2; k++) {
+        uint32_t *less = kvr_mem_resize(t->mem, t->now.slot[k], t->now.cap * sizeof *less, cap * sizeof *less);
+        if (less) t->now.slot[k] = less;
+        memset(t->now.slot[k], 0, cap * sizeof *less);
+    }
+    t->now.cap = cap;
+    for (uint32_t id = 1; id <= t->top; id++)
+        for (int k = 0; k < 2; k++) table_put(t, id, (enum tier_key)k);
+}
+
+void kvr__tier_packed(struct tier_set *t)
+{
+    if (!t->n) return;
+    t->top = (uint32_t)t->n;
+    t->free = 0;
+    while (t->chunks_n > (t->top >> TIER_CHUNK_BITS) + 1u) kvr_mem_put(t->mem, t->chunk[--t->chunks_n], CHUNK_BYTES);
+    table_free(t, &t->old);
+    table_free(t, &t->coming);
+    shrink_table(t);
 }

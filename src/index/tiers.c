@@ -23,7 +23,8 @@
  *
  * Copies. An engine may hold a block twice, or announce one that two chunks share twice; each has a removal of its own and is counted.
  *
- * Bounds. Each set keeps what was stored last (tier_blocks_max); a tier of which no removal was ever told, for tier_ttl_ns.
+ * Bounds. Each set keeps what was stored last (tier_blocks_max); a tier of which no removal was ever told, for tier_ttl_ns. Under a byte
+ * cap tiers take half of their lane's share at most, so that a large host makes nothing of the device go; then the fullest gives way.
  *
  * Pools. Ranks of one pool share the set of their external tier: what one stored, all can read.
  *
@@ -33,7 +34,7 @@
 
 #include "index/internal.h"
 
-enum { REMEMBERED_MAX = 16384, REMEMBERED_S = 60, ENDS = 4, COPIES_MAX = 1 << 20, POOL_SLICE = 1 << 14 };
+enum { REMEMBERED_MAX = 16384, REMEMBERED_S = 60, ENDS = 4, COPIES_MAX = 1 << 20, LOOKED_AT = 8, POOL_SLICE = 1 << 14 };
 
 struct spot { /* where a block is */
     uint64_t prefix, parent, local;
@@ -183,15 +184,41 @@ static void keep_bounds(struct lane *ln, struct side *s)
     for (; s->side->list.n > c->tier_blocks_max; s->side->given_up++) take(ln, s->set, s->side, s->side->list.tail);
 }
 
+static struct tier_side *fuller(struct rank *rk, struct tier_side *most)
+{
+    for (uint32_t t = 0; t < KVR_TIER_COUNT; t++)
+        if (rk->tier[t].list.n > most->list.n) most = &rk->tier[t];
+    return most;
+}
+
+/* Of the rank and some others of the lane, whose turn it is. */
+static struct tier_side *fullest(struct lane *ln, struct rank *rk)
+{
+    uint32_t top = atomic_load_explicit(&ln->slots_top, RLX);
+    struct tier_side *most = fuller(rk, &rk->tier[0]);
+    for (int i = 0; i < LOOKED_AT; i++) {
+        struct rank *other = ln->rank_of[1 + ln->tiers_turn++ % (top - 1)]; /* slot 0 is not used */
+        if (other) most = fuller(other, most);
+    }
+    return most;
+}
+
+static void give_up(struct lane *ln, struct tier_side *side)
+{
+    side->given_up++;
+    take(ln, &ln->tiers, side, side->list.tail);
+}
+
 static int put(struct lane *ln, struct rank *rk, struct side *s, const struct tier_entry *e)
 {
     int rc = s->lock ? kvr__pool_put(ln->ix, rk->pool, e) : kvr__tier_put(s->set, &s->side->list, e);
     if (!rc || s->lock) return rc;
     if (rk->tier[0].list.n) {
         forget_remembered(ln, rk);
-    } else if (s->side->list.tail) {
-        s->side->given_up++;
-        take(ln, s->set, s->side, s->side->list.tail);
+    } else {
+        struct tier_side *most = fullest(ln, rk);
+        if (!most->list.n) return rc;
+        give_up(ln, most);
     }
     return kvr__tier_put(s->set, &s->side->list, e);
 }
@@ -352,6 +379,29 @@ size_t kvr__tiers_drain(struct lane *ln, struct rank *rk, size_t blocks)
     for (uint32_t t = 0; t < KVR_TIER_COUNT; t++)
         for (; n < blocks && rk->tier[t].list.head; n++) take(ln, &ln->tiers, &rk->tier[t], rk->tier[t].list.head);
     return n;
+}
+
+static void renumber(void *lane, uint32_t from, uint32_t to)
+{
+    kvr__walks_edge_goes(lane, from, to);
+}
+
+/* The older half of each goes. */
+static void halve(struct lane *ln)
+{
+    uint32_t top = atomic_load_explicit(&ln->slots_top, RLX), free = 1;
+    for (uint32_t i = 1; i < top; i++)
+        for (uint32_t t = 0; ln->rank_of[i] && t < KVR_TIER_COUNT; t++)
+            for (size_t n = ln->rank_of[i]->tier[t].list.n / 2; ln->rank_of[i]->tier[t].list.n > n;) give_up(ln, &ln->rank_of[i]->tier[t]);
+    for (uint32_t i = 1; i < top; i++)
+        for (uint32_t t = 0; ln->rank_of[i] && t < KVR_TIER_COUNT; t++)
+            kvr__tier_pack(&ln->tiers, &ln->rank_of[i]->tier[t].list, &free, renumber, ln);
+    kvr__tier_packed(&ln->tiers);
+}
+
+void kvr__tiers_keep_share(struct lane *ln)
+{
+    while (kvr__tier_set_is_over(&ln->tiers)) halve(ln);
 }
 
 bool kvr__tiers_none(const struct rank *rk)

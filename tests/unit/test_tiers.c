@@ -504,13 +504,18 @@ static void places_of_pools_are_given_back(void **)
     kvr_index_destroy(s.ix);
 }
 
-static void tell_many(struct scene *s, enum kvr_tier tier, uint64_t n)
+static void tell_many_of(struct scene *s, uint64_t worker, enum kvr_tier tier, uint64_t n)
 {
     for (uint64_t i = 1; i <= n; i++) {
         struct kvr_block b = {i, i};
-        struct kvr_event ev = {.worker = {1, 0}, .tier = tier, .blocks = &b, .blocks_n = 1};
+        struct kvr_event ev = {.worker = {worker, 0}, .tier = tier, .blocks = &b, .blocks_n = 1};
         assert_int_equal(kvr_index_apply(s->ix, &ev), 0);
     }
+}
+
+static void tell_many(struct scene *s, enum kvr_tier tier, uint64_t n)
+{
+    tell_many_of(s, 1, tier, n);
 }
 
 /* Whatever is full first; of the pools the newest blocks stay, when the cap is lowered, too. */
@@ -546,6 +551,62 @@ static void at_the_byte_cap_the_oldest_of_a_tier_go(void **)
     assert_int_equal(kvr_index_holds(s.ix, (struct kvr_worker){1, 0}, CPU, 1), 0);
     assert_true(stats_of(&s).bytes <= 4 << 20);
     kvr_index_destroy(s.ix);
+}
+
+static bool has_in_host(const struct scene *s, uint64_t worker, uint64_t name)
+{
+    bool named = kvr_index_holds(s->ix, (struct kvr_worker){worker, 0}, CPU, name);
+    assert_int_equal(reach_of(s->ix, s->rd, worker, &name, 1).depth[CPU], named);
+    return named;
+}
+
+/* One engine's large host took the memory that the device blocks of all others, and their hosts, would have needed. */
+static void a_large_host_leaves_room_for_others(void **)
+{
+    struct scene s;
+    begin(&s, (struct kvr_index_config){.bytes_max = 4 << 20});
+    tell_many_of(&s, 1, CPU, 100000);
+    size_t alone = stats_of(&s).lower_tier_blocks;
+    tell_many_of(&s, 2, GPU, 10000);
+    assert_int_equal(stats_of(&s).blocks, 10000);
+    assert_int_equal(stats_of(&s).lower_tier_blocks, alone);
+    tell_many_of(&s, 3, CPU, 2000);
+    for (uint64_t i = 1; i <= 2000; i++) assert_true(has_in_host(&s, 3, i));
+    assert_int_equal(stats_of(&s).lower_tier_blocks, alone);
+    assert_true(has_in_host(&s, 1, 100000));
+    kvr_index_destroy(s.ix);
+}
+
+/* Memory of hosts comes back, what stays is the newest of each, and a walk that is under way misses none of it. */
+static void a_lower_cap_takes_the_older_half_of_hosts(void **)
+{
+    enum { MANY = 20000, CAP = 12 << 20 };
+    struct scene s, copy;
+    struct kvr_index_walk *walk;
+    bool more = true;
+    uint64_t from[3] = {0, 1, 1};
+    begin(&s, (struct kvr_index_config){.bytes_max = CAP});
+    begin(&copy, (struct kvr_index_config){0});
+    for (uint64_t w = 1; w <= 2; w++) tell_many_of(&s, w, CPU, MANY);
+    assert_true(has_in_host(&s, 1, 1) && has_in_host(&s, 2, 1));
+    assert_int_equal(kvr_index_walk_begin(s.ix, (struct kvr_worker){1, 0}, &walk), 0);
+    assert_int_equal(kvr_index_walk_next(walk, 1000, replay, copy.ix, &more), 0);
+    assert_int_equal(kvr_index_set_bytes_max(s.ix, CAP / 2), 0);
+    assert_true(stats_of(&s).bytes <= CAP / 2);
+    while (more) assert_int_equal(kvr_index_walk_next(walk, 1000, replay, copy.ix, &more), 0);
+    kvr_index_walk_end(walk);
+    for (uint64_t w = 1; w <= 2; w++) {
+        while (!has_in_host(&s, w, from[w])) from[w]++;
+        assert_true(from[w] > 1 && from[w] <= MANY - MANY / 8);
+        for (uint64_t i = from[w]; i <= MANY; i++) assert_true(has_in_host(&s, w, i));
+        assert_int_equal(tell(&s, w, CPU, REMOVED, MANY - 100, MANY - 100, PLAIN), 0);
+        assert_false(has_in_host(&s, w, MANY));
+        tell_many_of(&s, w, CPU, MANY); /* they grow again, as far as they may */
+        assert_true(has_in_host(&s, w, MANY) && stats_of(&s).bytes <= CAP / 2);
+    }
+    for (uint64_t i = from[1]; i <= MANY; i++) assert_true(has_in_host(&copy, 1, i));
+    kvr_index_destroy(s.ix);
+    kvr_index_destroy(copy.ix);
 }
 
 /* A chunk length that was not seen often enough is not believed where a dump brings it either. */
@@ -634,6 +695,8 @@ int main(void)
         cmocka_unit_test(places_of_pools_are_given_back),
         cmocka_unit_test(pools_keep_to_the_byte_cap),
         cmocka_unit_test(at_the_byte_cap_the_oldest_of_a_tier_go),
+        cmocka_unit_test(a_large_host_leaves_room_for_others),
+        cmocka_unit_test(a_lower_cap_takes_the_older_half_of_hosts),
         cmocka_unit_test(a_dump_believes_no_more_than_the_original),
         cmocka_unit_test(what_is_held_while_tables_grow_is_what_was_told),
         cmocka_unit_test(memory_is_given_back),
