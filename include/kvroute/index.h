@@ -137,7 +137,8 @@ KVR_API size_t kvr_index_apply_batch(struct kvr_index *index, const struct kvr_e
 /* The lane of a pair, assigned at first sight to the emptiest one. Threads: any. */
 KVR_API uint32_t kvr_index_lane(struct kvr_index *index, struct kvr_worker worker);
 
-/* Changes the cap of an index that was made with one; what is over it goes at once.
+/* Changes the cap of an index that was made with one. What is over it goes at once, as far as memory comes back by that: pieces that
+ * are in part in use stay, so an index that was full may keep more than a lower cap.
  * Returns: 0, -KVR_EUNSUPPORTED without bytes_max. Threads: any. */
 KVR_API int kvr_index_set_bytes_max(struct kvr_index *index, size_t bytes);
 
