@@ -42,11 +42,20 @@ int kvr_data_dir_open(const char *dir, unsigned patience_ms, char *err, size_t c
 
 /* ---- writing --------------------------------------------------------------------------------------------------------- */
 
+FILE *kvr_owners_file(const char *path)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    FILE *f = fd < 0 ? NULL : fdopen(fd, "w");
+    if (fd >= 0 && !f) close(fd);
+    return f;
+}
+
 int kvr_new_file_open(struct kvr_new_file *n, const char *path, char *err, size_t cap)
 {
     snprintf(n->path, sizeof n->path, "%s", path);
     snprintf(n->tmp, sizeof n->tmp, "%s.tmp", path);
-    n->f = fopen(n->tmp, "we");
+    (void)unlink(n->tmp); /* with the rights that it had */
+    n->f = kvr_owners_file(n->tmp);
     if (!n->f) snprintf(err, cap, "cannot write '%s': %s", n->tmp, strerror(errno));
     errno = 0;
     return n->f ? 0 : -1;

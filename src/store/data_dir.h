@@ -18,6 +18,9 @@ enum { KVR_PATH_MAX = 4096, KVR_PATH_ERROR_MAX = KVR_PATH_MAX + 256 /* room for 
 enum { KVR_DATA_DIR_TAKEN = -2, KVR_DATA_DIR_PATIENCE_MS = 5000 /* for one that writes its last */ };
 int kvr_data_dir_open(const char *dir, unsigned patience_ms, char *err, size_t cap);
 
+/* Opens it for writing, empty; a new one can be read by its owner alone. Returns: NULL with errno. */
+FILE *kvr_owners_file(const char *path);
+
 /* A file that takes the place of another one when it is whole: PATH.tmp until then. */
 struct kvr_new_file {
     FILE *f;

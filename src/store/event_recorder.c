@@ -10,6 +10,7 @@
 #include "base/buf.h"
 #include "base/lock.h"
 #include "base/log.h"
+#include "store/data_dir.h"
 #include "wire/prom_page.h"
 #include "wire/record.h"
 
@@ -61,7 +62,7 @@ static void rotate(struct kvr_recorder *r)
     char path[4200];
     if (r->file) fclose(r->file);
     snprintf(path, sizeof path, "%s.%llu", r->path, (unsigned long long)r->stats.files);
-    r->file = fopen(path, "we");
+    r->file = kvr_owners_file(path);
     r->lines = 0;
     kvr_lock(&r->lock);
     r->stats.files++;
@@ -120,7 +121,7 @@ int kvr_recorder_create(const struct kvr_recorder_config *config, struct kvr_rec
     if (!r) return -KVR_ENOMEM;
     r->config = *config;
     r->path = strdup(config->path);
-    r->file = fopen(config->path, "we");
+    r->file = kvr_owners_file(config->path);
     r->began_ns = kvr_now_ns(kvr_clock_monotonic());
     r->stats.files = 1;
     kvr_lock_init(&r->lock, KVR_LOCK_RECORDER);
