@@ -84,6 +84,20 @@ def test_a_signal_beside_a_hand_over_cut_the_streams_that_were_open(start, tmp_p
     c.close()
 
 
+def test_the_next_process_could_not_start_while_one_that_offers_its_ports_drained(start, tmp_path):
+    m, path = start(Mock, speedup=2), tmp_path / "ports"
+    args = ("--handover", path, "--lame-duck-time", 0)
+    s = start(Serve, [m], *args)
+    c, answer = read_sse(s.port, {"prompt": "x", "max_tokens": 600, "stream": True})
+    s.p.terminate()
+    wait_for("drains", lambda: "draining" in s.text())
+    beside = start(Serve, [m], *args, ports=(s.port, s.admin))
+    assert answer.read().endswith(b"data: [DONE]\n\n") and s.p.wait(30 * SLOW) == 0
+    after = start(Serve, [m], *args, ports=(s.port, s.admin), wait=False)  # what the first one left is not removed by it
+    taken(beside, after)
+    c.close()
+
+
 def test_what_does_not_fit_is_refused(start, tmp_path):
     m = start(Mock)
     path = tmp_path / "ports"
