@@ -106,6 +106,18 @@ def test_after_a_hundred_refusals_no_other_one_was_told(start, listed):
     assert r.metric("discovery_refused_total") == 121
 
 
+def test_a_file_that_was_being_written_took_workers_away(start, tmp_path):
+    a, b = start(Mock), start(Mock)
+    f = tmp_path / "workers"
+    f.write_text(f"{a.spec(',id=1')}\n")
+    r = start(Serve, [], "--discovery", "file", "--discovery-target", f)
+    for _ in range(6):  # a look each second meets one of these
+        with open(f, "w") as o:
+            stays("the worker", lambda: ids(r) == {1}, 0.4)
+            o.write(f"{a.spec(',id=1')}\n{b.spec(',id=2')}\n")
+    wait_for("all of it", lambda: ids(r) == {1, 2})
+
+
 class Dns:
     """Answers A, AAAA and SRV questions from tables over UDP and TCP; an entry that is missing is NXDOMAIN. An answer beyond 512 bytes is
     cut short over UDP. `silent`: it answers nothing; `ignored`: types of questions that it does not answer."""

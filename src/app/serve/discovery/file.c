@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A file with one --worker value a line; empty lines and those that begin with # are left out. Looked at every second; a file that
- * cannot be read, or has a line that is wrong, changes nothing. */
+/* A file with one --worker value a line; empty lines and those that begin with # are left out. Looked at every second, and read when it has
+ * looked the same twice, as it may be on its way; a file that cannot be read, or has a line that is wrong, changes nothing. */
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -19,7 +19,7 @@ enum { LOOK_MS = 1000, LINE_MAX_LEN = 2048 };
 
 struct discovery_file {
     uint64_t looked_ms;
-    struct stat last;
+    struct stat last, seen;     /* as it was when it was read; at the last look */
     struct worker_spec scratch; /* the line that is read */
 };
 
@@ -89,9 +89,9 @@ static int load(struct discovery *d, struct discovery_file *f, char *err, size_t
 {
     if (each_line(d, f, NULL, err, cap)) return -1;
     found_workers_round_begins(d);
-    if (each_line(d, f, tell, err, cap)) return -1; /* changed in between: it is read again */
-    found_workers_round_ends(d, true);
-    return 0;
+    int rc = each_line(d, f, tell, err, cap);
+    found_workers_round_ends(d, rc == 0); /* else it has changed in between, and is read again */
+    return rc;
 }
 
 static int needs_target(char *err, size_t cap)
@@ -134,7 +134,9 @@ void discovery_file_tick(struct discovery *d, struct discovery_file *f)
     if (now_ms() - f->looked_ms < LOOK_MS) return;
     f->looked_ms = now_ms();
     if (stat(d->o->discovery_target, &now)) memset(&now, 0, sizeof now);
-    if (same(&now, &f->last)) return;
+    bool still = same(&now, &f->seen);
+    f->seen = now;
+    if (!still || same(&now, &f->last)) return;
     f->last = now;
     if (discovery_file_reload(d, f, why, sizeof why)) kvr_log_warning("kvroute: discovery: %s; nothing is changed", why);
 }
