@@ -79,9 +79,14 @@ static int each_line(struct discovery *d, struct discovery_file *file,
     return rc;
 }
 
+/* Ranks that are registered each for itself have one address. */
 static void tell(struct discovery *d, const struct worker_spec *w, const char *line)
 {
-    found_workers_tell(d, w->w.url, line, strlen(line));
+    char key[DISCOVERY_KEY_MAX];
+    unsigned n = w->w.dp_start;
+    do snprintf(key, sizeof key, n ? "%.145s#%u" : "%.145s", w->w.url, n);
+    while (found_workers_is_told(d, key) && ++n);
+    found_workers_tell(d, key, line, strlen(line));
 }
 
 /* First the whole file is read for mistakes, then it counts. */

@@ -343,6 +343,12 @@ bool found_workers_knows(struct discovery *d, const char *key)
     return *place_of(d, key) != NULL;
 }
 
+bool found_workers_is_told(struct discovery *d, const char *key)
+{
+    const struct found_worker *f = *place_of(d, key);
+    return f && f->round == d->round;
+}
+
 void found_workers_take_mail(struct discovery *d)
 {
     kvr_lock(&d->lock);
