@@ -371,12 +371,13 @@ def test_an_engine_that_cannot_be_asked_is_trusted_only_when_the_operator_says_s
     assert made_here(s) == 1 and "its tokens are not compared" in s.text()
 
 
-def test_a_worker_that_joins_with_other_tokens_ends_the_trust(serve, engine, folder):
+@pytest.mark.parametrize("number", [2, 1], ids=["another", "in its place"])
+def test_a_worker_that_joins_with_other_tokens_ends_the_trust(serve, engine, folder, number):
     e = engine()
     s = serve([e], "--tokenizer-dir", folder)
     trusted(s)
     other = engine(change=lambda ids, q: [1, *ids])
-    assert s.post("/workers", {"worker_id": 2, "endpoint": f"http://127.0.0.1:{other.port}", "block_size": 16}).status == 201
+    assert s.post("/workers", {"worker_id": number, "endpoint": f"http://127.0.0.1:{other.port}", "block_size": 16}).status == 201
     t = until(s, "refused")
     assert str(other.port) in t["last_difference"]["engine"]
 
