@@ -283,6 +283,25 @@ def swallow(s):
         assert "IncompleteRead" in repr(e) or "RemoteDisconnected" in repr(e) or "BadStatusLine" in repr(e), repr(e)
 
 
+def test_the_bookings_of_a_router_with_two_addresses_counted_twice(start):
+    ports = free_ports(2)
+    a = start(Select, "--replica-sync-port", ports, "--replica-sync-host", "0.0.0.0")
+    b = start(Select, "--replica-sync-port", ports + 1, "--replica-sync-peers", f"tcp://127.0.0.1:{ports},tcp://127.0.0.2:{ports}")
+    for s in (a, b):
+        s.worker(1)
+    wait_for("noticed", lambda: "are one router" in b.text())
+    live(b)
+    reserve(a, "x", [1] * 40)
+    wait_for("told", lambda: b.loads() == a.loads())
+    stays("once", lambda: b.loads() == a.loads(), 0.5)
+    gone = next(e for e in ("127.0.0.1", "127.0.0.2") if f"{e}:{ports} and" in b.text())
+    assert b.ask("/replica_sync/deregister_peer", {"endpoint": f"tcp://{gone}:{ports}"}) is not None
+    live(b)
+    wait_for("at the other one", lambda: b.loads() == a.loads())
+    a.ask("/reservations/x", method="DELETE")
+    wait_for("idle", b.idle)
+
+
 @pytest.mark.parametrize("change", ["DELETE", "PATCH"])
 def test_a_worker_that_changes_on_one_router_leaves_no_booking_on_the_other(start, change):
     a, b, _ = pair(start, Serve, [start(Mock, speedup=0.3).spec(",id=1")])
