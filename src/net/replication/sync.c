@@ -461,7 +461,10 @@ static void take_message(struct kvr_sync *s, struct peer *p, const char *topic, 
     }
     count(s, &s->stats.messages_received, 1);
     if (m.publisher == s->self) return; /* somebody gave us our own port */
-    if (is_another(s, p, m.publisher)) return;
+    if (is_another(s, p, m.publisher)) {
+        if (!s->nats) lose(s, p); /* whoever was here before is not */
+        return;
+    }
     p->heard_ms = kvr_now_ms();
     if (m.kind == KIND_EVENTS) {
         if (m.number && m.number < UINT64_MAX / 2) take_live(s, p, m.publisher, m.number, m.data, m.len);
