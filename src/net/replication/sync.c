@@ -28,7 +28,7 @@ enum {
     VERSION = 1,
     HEARTBEAT_MS = 250,
     SILENCE_MS = 1200,
-    SNAPSHOT_MS = 1500, /* patience with a snapshot */
+    SNAPSHOT_MS = 1500, /* patience with a snapshot's next part */
     BATCH_MS = 1,
     PEERS_MAX = 64,
     HWM = 1024, /* messages */
@@ -475,6 +475,7 @@ static void take_message(struct kvr_sync *s, struct peer *p, const char *topic, 
             ask_snapshot(s, p);
         } else {
             if (p->parts++ == 0) s->h.on_reset(s->h.ctx, p->id);
+            p->asked_ms = p->heard_ms;
             hand_over(s, p, 0, m.data, m.len);
         }
     }
