@@ -140,6 +140,14 @@ def test_a_worker_with_a_long_address_was_replaced_by_itself(start, listed):
     assert [w["state"] for w in r.get("/workers") if w["worker_id"] == 2] == ["active"]  # it was left alone
 
 
+def test_a_long_line_was_read_as_two(start, listed):
+    r = listed("# " + "one of our racks " * 200, start(Mock).spec(",id=1"))
+    assert ids(r) == {1}
+    listed("# " + "x" * 20000)
+    wait_for("too long", lambda: ":1: the line is longer than 16382 bytes" in r.text())
+    assert ids(r) == {1}
+
+
 class Dns:
     """Answers A, AAAA and SRV questions from tables over UDP and TCP; an entry that is missing is NXDOMAIN. An answer beyond 512 bytes is
     cut short over UDP. `silent`: it answers nothing; `ignored`: types of questions that it does not answer."""

@@ -15,12 +15,13 @@
 #include "base/log.h"
 #include "wire/entry.h"
 
-enum { LOOK_MS = 1000, LINE_MAX_LEN = 2048 };
+enum { LOOK_MS = 1000, LINE_MAX_LEN = 16 << 10 };
 
 struct discovery_file {
     uint64_t looked_ms;
     struct stat last, seen;     /* as it was when it was read; at the last look */
-    struct worker_spec scratch; /* the line that is read */
+    struct worker_spec scratch; /* the line that is read: */
+    char line[LINE_MAX_LEN];
 };
 
 static bool same(const struct stat *a, const struct stat *b)
@@ -57,14 +58,19 @@ static int read_line(struct discovery *d, const char *line, size_t at, struct wo
 static int each_line(struct discovery *d, struct discovery_file *file,
                      void (*fn)(struct discovery *d, const struct worker_spec *w, const char *line), char *err, size_t cap)
 {
-    char line[LINE_MAX_LEN];
+    char *line = file->line;
     size_t at = 0;
     FILE *f = open_regular(d->o->discovery_target);
     if (!f) return kvr_refuse(err, cap, "'%.200s': %s", d->o->discovery_target, strerror(errno));
     int rc = 0;
-    while (rc == 0 && fgets(line, sizeof line, f)) {
+    while (rc == 0 && fgets(line, LINE_MAX_LEN, f)) {
         size_t n = strcspn(line, "\r\n");
         at++;
+        if (!line[n] && !feof(f)) {
+            rc = kvr_refuse(err, cap, "%.200s:%zu: the line is longer than %d bytes, or has a zero byte", d->o->discovery_target, at,
+                            LINE_MAX_LEN - 2);
+            break;
+        }
         line[n] = 0;
         while (n && line[n - 1] == ' ') line[--n] = 0;
         if (!n || line[0] == '#') continue;
