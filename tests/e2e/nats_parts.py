@@ -105,7 +105,7 @@ class NatsClient:
 
     def __init__(self, port):
         self.s = socket.create_connection(("127.0.0.1", port), 5)
-        self.buf, self.sid = b"", 0
+        self.buf, self.sid, self.reply = b"", 0, None
         self._line()
         self.s.sendall(b'CONNECT {"verbose":false,"pedantic":false,"headers":false}\r\nPING\r\n')
         while self._line() != b"PONG":
@@ -145,7 +145,7 @@ class NatsClient:
                 self.s.sendall(b"PONG\r\n")
             if line.startswith(b"MSG "):
                 parts = line.split()
-                n = int(parts[-1])
+                n, self.reply = int(parts[-1]), parts[3].decode() if len(parts) == 5 else None
                 while len(self.buf) < n + 2:
                     self._fill()
                 data, self.buf = self.buf[:n], self.buf[n + 2:]

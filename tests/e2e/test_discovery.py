@@ -106,6 +106,48 @@ def test_after_a_hundred_refusals_no_other_one_was_told(start, listed):
     assert r.metric("discovery_refused_total") == 121
 
 
+def test_a_file_that_was_being_written_took_workers_away(start, tmp_path):
+    a, b = start(Mock), start(Mock)
+    f = tmp_path / "workers"
+    f.write_text(f"{a.spec(',id=1')}\n")
+    r = start(Serve, [], "--discovery", "file", "--discovery-target", f)
+    for _ in range(6):  # a look each second meets one of these
+        with open(f, "w") as o:
+            stays("the worker", lambda: ids(r) == {1}, 0.4)
+            o.write(f"{a.spec(',id=1')}\n{b.spec(',id=2')}\n")
+    wait_for("all of it", lambda: ids(r) == {1, 2})
+
+
+def test_of_ranks_at_one_address_the_last_line_was_taken(start, listed):
+    m = start(Mock, dp=2)
+    lines = [f"http://127.0.0.1:{m.port},events=tcp://127.0.0.1:{m.events + i},id={i + 1},dp-start={i},dp-size=1" for i in range(2)]
+    r = listed(*lines)
+    assert ids(r) == {1, 2} and "have one address" not in r.text()
+    assert r.complete(TOKENS, headers={"x-kvroute-worker": "2"}).status == 200
+    wait_for("the event", lambda: r.overlap(TOKENS)[(2, 1)] == 8)
+    listed(lines[1])
+    wait_for("one of them", lambda: ids(r) == {2})
+    assert r.overlap(TOKENS)[(2, 1)] == 8  # it was left alone
+
+
+def test_a_worker_with_a_long_address_was_replaced_by_itself(start, listed):
+    m = start(Mock)
+    long = f"http://127.0.0.1:{m.port}/" + "x" * 200
+    r = listed(m.spec(",id=1"), f"{long},id=2,events=tcp://127.0.0.1:{m.events},state=draining")
+    assert call(r.admin, "PATCH", "/workers/2", {"state": "active"}).status == 200
+    listed(m.spec(",id=1"), f"{long},id=2,events=tcp://127.0.0.1:{m.events},state=draining", f"http://127.0.0.1:{m.port}/y,id=3")
+    wait_for("the third", lambda: ids(r) == {1, 2, 3})
+    assert [w["state"] for w in r.get("/workers") if w["worker_id"] == 2] == ["active"]  # it was left alone
+
+
+def test_a_long_line_was_read_as_two(start, listed):
+    r = listed("# " + "one of our racks " * 200, start(Mock).spec(",id=1"))
+    assert ids(r) == {1}
+    listed("# " + "x" * 20000)
+    wait_for("too long", lambda: ":1: the line is longer than 16382 bytes" in r.text())
+    assert ids(r) == {1}
+
+
 class Dns:
     """Answers A, AAAA and SRV questions from tables over UDP and TCP; an entry that is missing is NXDOMAIN. An answer beyond 512 bytes is
     cut short over UDP. `silent`: it answers nothing; `ignored`: types of questions that it does not answer."""

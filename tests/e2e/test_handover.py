@@ -2,6 +2,7 @@
 """The next process takes the ports of the running one over, and what it knows of the engines' caches."""
 import contextlib
 import os
+import signal
 import socket
 import struct
 import threading
@@ -9,7 +10,7 @@ import time
 
 import pytest
 
-from conftest import SLOW, Mock, Process, Select, Serve, call, free_ports, wait_for
+from conftest import SLOW, Mock, Process, Select, Serve, call, free_ports, freeze, read_sse, wait_for
 from handover_parts import Load, replaced_in_place, taken
 
 
@@ -57,6 +58,44 @@ def test_ports_of_a_process_that_dies_meanwhile_are_taken_at_once(start, tmp_pat
     s.kill()
     wait_for("answers", lambda: call(late.port, "GET", "/ready").status == 503)
     wait_for("told", lambda: "has ended by itself" in late.text())
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_signal_beside_a_hand_over_cut_the_streams_that_were_open(start, tmp_path, when):
+    m = start(Mock, speedup=2)
+    args = ("--handover", tmp_path / "ports", "--lame-duck-time", 1)
+    s = start(Serve, [m], *args)
+    c, answer = read_sse(s.port, {"prompt": "x", "max_tokens": 600, "stream": True})
+    assert answer.readline().startswith(b"data: ")
+    frozen = start(Mock)
+    freeze(frozen.p)  # so the next one is not ready yet
+    after = start(Serve, [m, frozen], *args, ports=(s.port, s.admin), wait=False)
+    wait_for("asked", lambda: "another process gets ready" in s.text())
+    if when == "before":
+        s.p.terminate()
+    wait_for("told", lambda: when == "after" or "SIGTERM" in s.text())
+    frozen.p.send_signal(signal.SIGCONT)
+    wait_for("taken", lambda: "the ports are taken over" in after.text(), 30)
+    if when == "after":
+        wait_for("handed over", lambda: "the ports are handed over" in s.text())
+        s.p.terminate()
+    assert answer.read().endswith(b"data: [DONE]\n\n") and s.p.wait(30 * SLOW) == 0
+    assert after.complete("x").status == 200
+    c.close()
+
+
+def test_the_next_process_could_not_start_while_one_that_offers_its_ports_drained(start, tmp_path):
+    m, path = start(Mock, speedup=2), tmp_path / "ports"
+    args = ("--handover", path, "--lame-duck-time", 0)
+    s = start(Serve, [m], *args)
+    c, answer = read_sse(s.port, {"prompt": "x", "max_tokens": 600, "stream": True})
+    s.p.terminate()
+    wait_for("drains", lambda: "draining" in s.text())
+    beside = start(Serve, [m], *args, ports=(s.port, s.admin))
+    assert answer.read().endswith(b"data: [DONE]\n\n") and s.p.wait(30 * SLOW) == 0
+    after = start(Serve, [m], *args, ports=(s.port, s.admin), wait=False)  # what the first one left is not removed by it
+    taken(beside, after)
+    c.close()
 
 
 def test_what_does_not_fit_is_refused(start, tmp_path):

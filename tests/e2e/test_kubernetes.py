@@ -81,6 +81,21 @@ def test_a_pod_that_is_not_ready_any_more_gets_nothing_new_and_stays_until_it_is
     settled(r, fleet)
 
 
+def test_an_operators_drain_ended_when_the_pod_was_not_ready_for_a_moment(start, fleet):
+    r = select(start, fleet)
+    settled(r, fleet)
+    pods = {i: fleet.objects[PODS][f"vllm-{i}"] for i in (1, 2)}
+    state = lambda: {w["endpoint"].split("/")[2].split(":")[0]: w["state"] for w in r.get("/workers")}  # noqa: E731
+    first = next(w["worker_id"] for w in r.get("/workers") if "127.0.1.1" in w["endpoint"])
+    assert r.ask(f"/workers/{first}", {"state": "draining"}, method="PATCH") is not None
+    for ready, want in ((False, "draining"), (True, "active")):
+        for i, p in pods.items():
+            fleet.put(PODS, {**p, "status": pod("x", f"127.0.1.{i}", ready=ready)["status"]})
+        wait_for("the second", lambda: state()["127.0.1.2"] == want)
+    assert state()["127.0.1.1"] == "draining"
+    assert r.ask(f"/workers/{first}", {"state": "active"}, method="PATCH") is not None and state()["127.0.1.1"] == "active"
+
+
 def test_streams_of_a_pod_that_is_deleted_run_on(start, kube):
     port = free_ports()
     m = start(Mock, "--host", "127.0.0.1", port=port, speedup=1)

@@ -5,7 +5,7 @@ import json
 import threading
 
 import pytest
-from conftest import Mock, Serve, call, free_ports, read_sse, wait_for
+from conftest import Mock, Serve, call, free_ports, read_sse, stays, wait_for
 from http_parts import Handler, HttpServer
 from test_large_bodies import numbers, upload
 from test_proxy import upstream  # noqa: F401 (fixture)
@@ -230,3 +230,32 @@ def test_a_worker_removed_while_bodies_are_read_and_prompts_hashed(start, upstre
             c.close()
     wait_for("no load booked", s.idle)
     assert s.complete("still here").status == 200
+
+
+@pytest.mark.parametrize("path, says", [("/v1/models", {"data": [{"id": "old"}]}), ("/metrics", b'vllm:cache_config_info{block_size="64",num_gpu_blocks="77"} 1.0\n')], ids=["models", "metrics"])
+def test_what_an_engine_answered_late_was_believed_of_the_one_that_has_its_id_now(start, path, says):
+    asked, free, over = threading.Event(), threading.Event(), threading.Event()
+
+    class Late(Handler):
+        def do_GET(self):
+            if self.path == path:
+                asked.set()
+                free.wait(60)
+                try:
+                    self.answer(200, says)
+                finally:  # nobody may listen any more
+                    over.set()
+            else:
+                self.answer(200, {"data": []})
+    old, m = HttpServer(Late), start(Mock)
+    s = start(Serve, [f"{old.url},id=1"], "--health-interval", 60, ready=False)
+    assert asked.wait(60)
+    assert s.post("/workers", {"worker_id": 1, "endpoint": m.spec().split(",")[0]}).status == 201
+    models = lambda: [x["id"] for x in call(s.port, "GET", "/v1/models").json()["data"]]  # noqa: E731
+    wait_for("its models", lambda: models() == ["mock"])
+    if path == "/v1/models":
+        wait_for("what it says", lambda: "16384 blocks" in s.text())
+    free.set()
+    assert over.wait(60)
+    stays("its own", lambda: models() == ["mock"] and "77 blocks" not in s.text(), 0.5)
+    old.close()

@@ -185,6 +185,25 @@ def test_gaps_are_seen_and_mended(start, fake):
     fake.until("restarted", lambda: s.loads()[(1, 0)] == (40, 3, 1))
 
 
+def test_a_snapshot_that_took_longer_than_a_second_and_a_half_never_came(start, fake):
+    s = start(Select, "--replica-sync-port", free_ports(), "--replica-sync-peers", f"tcp://127.0.0.1:{fake.port}")
+    s.worker(1)
+    topic, parts, due = None, 0, 0
+
+    def look():
+        nonlocal topic, parts, due
+        fake.message(0, fake.next)
+        while fake.pub.poll(20):
+            if (q := fake.pub.recv())[:2] == b"\x01s":
+                topic, parts, due = q[1:], 0, 0
+        if topic and time.monotonic() >= due:  # eight parts in two seconds and more
+            fake.message(1 if parts < 8 else 2, parts, [add(f"r{parts}")] if parts < 8 else [], topic=topic)
+            parts, due, topic = parts + 1, time.monotonic() + 0.3, topic if parts < 8 else None
+        return s.metric("replica_sync_live_peers") == 1
+    wait_for("live", look)
+    assert s.loads()[(1, 0)][2] == 8
+
+
 def test_garbage_from_a_peer_is_counted(start, fake):
     s = start(Select, "--replica-sync-port", free_ports(), "--replica-sync-peers", f"tcp://127.0.0.1:{fake.port}")
     s.worker(1)
@@ -281,6 +300,25 @@ def swallow(s):
         pass
     except Exception as e:  # noqa: BLE001 - the router is killed in the middle
         assert "IncompleteRead" in repr(e) or "RemoteDisconnected" in repr(e) or "BadStatusLine" in repr(e), repr(e)
+
+
+def test_the_bookings_of_a_router_with_two_addresses_counted_twice(start):
+    ports = free_ports(2)
+    a = start(Select, "--replica-sync-port", ports, "--replica-sync-host", "0.0.0.0")
+    b = start(Select, "--replica-sync-port", ports + 1, "--replica-sync-peers", f"tcp://127.0.0.1:{ports},tcp://127.0.0.2:{ports}")
+    for s in (a, b):
+        s.worker(1)
+    wait_for("noticed", lambda: "are one router" in b.text())
+    live(b)
+    reserve(a, "x", [1] * 40)
+    wait_for("told", lambda: b.loads() == a.loads())
+    stays("once", lambda: b.loads() == a.loads(), 0.5)
+    gone = next(e for e in ("127.0.0.1", "127.0.0.2") if f"{e}:{ports} and" in b.text())
+    assert b.ask("/replica_sync/deregister_peer", {"endpoint": f"tcp://{gone}:{ports}"}) is not None
+    live(b)
+    wait_for("at the other one", lambda: b.loads() == a.loads())
+    a.ask("/reservations/x", method="DELETE")
+    wait_for("idle", b.idle)
 
 
 @pytest.mark.parametrize("change", ["DELETE", "PATCH"])

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Routers that keep no index and ask one that does, over HTTP and NATS: same answers, one owner of a predicted index, and no
 harm when it dies."""
+import contextlib
 import json
 import os
 import struct
@@ -323,3 +324,25 @@ def test_servers_that_follow_events_may_be_many(start, nats):
     assert p.p.wait(30) == 1 and "owned or served already" in p.text()
     servers[0].kill()
     wait_for("the other one answers", lambda: c.complete(prompt(1)).headers["x-kvroute-reason"] == "kv" and c.metric("remote_indexer_up") == 1)
+
+
+def test_a_server_that_was_not_ready_yet_stood_for_all_of_them(start, nats):
+    """It has nothing to do, and answers first."""
+    mocks, _ = fleet(start)
+    servers, over = NatsClient(nats.port), threading.Event()
+    servers.subscribe(f"{SCOPE}.kv_indexer_info")
+
+    def answer():
+        while not over.is_set():
+            with contextlib.suppress(TimeoutError):
+                servers.next(0.2)
+                for i, ready in enumerate((False, True)):
+                    servers.publish(servers.reply, json.dumps({"instance": i, "mode": "events", "ready": ready, "why": "restoring"}).encode())
+    t = threading.Thread(target=answer)
+    t.start()
+    try:
+        up(start(Serve, bare(mocks), "--nats-url", nats.url, "--use-remote-indexer", "nats://", ready=False))
+    finally:
+        over.set()
+        t.join()
+        servers.close()

@@ -92,6 +92,18 @@ def test_a_silent_part_costs_its_workers_their_overlap(start, shards):
     wait_for("it is used again", lambda: settled(shards, 3) and r.complete(prompt(0)).headers["x-kvroute-reason"] == "kv", 20)
 
 
+def test_a_worker_that_moved_with_its_id_was_followed_where_it_had_been(start, shards):
+    a, b, c = (start(Mock) for _ in range(3))
+    r = asking(start, [a, c], shards)
+    wait_for("all are followed", lambda: settled(shards, 2), 20)
+    was = next(x for x in shards if 2 in followed(x))
+    moved = {"worker_id": 1, "endpoint": b.spec().split(",")[0], "kv_events_endpoints": f"tcp://127.0.0.1:{b.events}", "replay_endpoint": f"tcp://127.0.0.1:{b.replay}"}
+    assert r.post("/workers", moved).status == 201
+    at = lambda i: [l["endpoint"] for x in shards for w in x.get("/workers") if w["instance_id"] == i for l in w["listeners"].values()]  # noqa: E731
+    wait_for("the other address", lambda: at(1) == [f"tcp://127.0.0.1:{b.events}"] and settled(shards, 2), 20)
+    assert 2 in followed(was) and r.metric("indexer_shards_registered_total") == 3  # the other one was left alone
+
+
 def test_the_words_of_an_indexer(start):
     ix = start(Indexer)
     info = ix.post("/kv_indexer_info")

@@ -371,14 +371,35 @@ def test_an_engine_that_cannot_be_asked_is_trusted_only_when_the_operator_says_s
     assert made_here(s) == 1 and "its tokens are not compared" in s.text()
 
 
-def test_a_worker_that_joins_with_other_tokens_ends_the_trust(serve, engine, folder):
+@pytest.mark.parametrize("number", [2, 1], ids=["another", "in its place"])
+def test_a_worker_that_joins_with_other_tokens_ends_the_trust(serve, engine, folder, number):
     e = engine()
     s = serve([e], "--tokenizer-dir", folder)
     trusted(s)
     other = engine(change=lambda ids, q: [1, *ids])
-    assert s.post("/workers", {"worker_id": 2, "endpoint": f"http://127.0.0.1:{other.port}", "block_size": 16}).status == 201
+    assert s.post("/workers", {"worker_id": number, "endpoint": f"http://127.0.0.1:{other.port}", "block_size": 16}).status == 201
     t = until(s, "refused")
     assert str(other.port) in t["last_difference"]["engine"]
+
+
+def test_an_engine_that_was_removed_while_it_was_asked_ended_the_trust(serve, engine, folder):
+    e = engine()
+    s = serve([e], "--tokenizer-dir", folder)
+    trusted(s)
+    asked, removed = threading.Event(), threading.Event()
+
+    def change(ids, question):
+        asked.set()
+        removed.wait(60)
+        return [1, *ids]
+    other = engine(change=change)
+    assert s.post("/workers", {"worker_id": 2, "endpoint": f"http://127.0.0.1:{other.port}", "block_size": 16}).status == 201
+    assert asked.wait(60) and call(s.admin, "DELETE", "/workers/2").status == 200
+    removed.set()
+    right = engine()  # asked after it
+    assert s.post("/workers", {"worker_id": 3, "endpoint": f"http://127.0.0.1:{right.port}", "block_size": 16}).status == 201
+    wait_for("its answers", lambda: s.metric("tokenizer_checks_total", judge="probes") >= 2 or tokenizer(s)["state"] == "refused", 20)
+    assert tokenizer(s)["state"] == "trusted"
 
 
 def test_a_wrong_library_folder_or_profile_is_named_at_the_start(start, folder, tmp_path):

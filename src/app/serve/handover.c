@@ -327,6 +327,11 @@ void handover_start_next(struct handover *h)
     kvr_buf_free(&words);
 }
 
+void handover_withdraw(struct handover *h)
+{
+    kvr_handover_withdraw(h->offer);
+}
+
 void handover_stop(struct handover *h)
 {
     kvr_handover_close(h->offer);

@@ -42,6 +42,8 @@ void handover_tick(struct handover *h);
 /* Starts the file that is now where this process's was, with its command line: it will ask for the ports. One that fails changes nothing.
  */
 void handover_start_next(struct handover *h);
+/* The ports are being closed: they can be opened, and are not to be had here any more. */
+void handover_withdraw(struct handover *h);
 void handover_stop(struct handover *h);
 
 #endif

@@ -113,6 +113,7 @@ static void on_phase(void *ctx, enum kvr_ending_phase phase)
     data_plane_phase_changed(r->data);
     if (phase != KVR_DRAINING) return;
     admin_drain(r->admin);
+    handover_withdraw(&s->handover);
     views_let_go_of_disk(r->workers);
 }
 

@@ -38,10 +38,8 @@ static void on_look(uv_timer_t *t)
 
 void kvr_ending_begin(struct kvr_ending *e, const char *why, bool lame_duck)
 {
-    if (e->phase != KVR_SERVING) {
-        over(e);
-        return;
-    }
+    if (e->phase == KVR_LAME && !lame_duck) drain(e);
+    if (e->phase != KVR_SERVING) return;
     uv_timer_start(&e->timer, on_look, LOOK_MS, LOOK_MS);
     if (!lame_duck || e->config.lame_duck_s <= 0) {
         drain(e);
@@ -54,8 +52,16 @@ void kvr_ending_begin(struct kvr_ending *e, const char *why, bool lame_duck)
 
 static void on_signal(uv_signal_t *s, int number)
 {
-    kvr_systemd_tell("STOPPING=1\nSTATUS=%s: ending", number == SIGTERM ? "SIGTERM" : "SIGINT");
-    kvr_ending_begin(s->data, number == SIGTERM ? "SIGTERM" : "SIGINT", number == SIGTERM);
+    struct kvr_ending *e = s->data;
+    const char *name = number == SIGTERM ? "SIGTERM" : "SIGINT";
+    kvr_systemd_tell("STOPPING=1\nSTATUS=%s: ending", name);
+    if (e->signalled) {
+        over(e);
+        return;
+    }
+    e->signalled = true;
+    if (e->phase != KVR_SERVING) kvr_log("%s: %s: it is ending; a second signal stops at once", e->config.program, name);
+    kvr_ending_begin(e, name, number == SIGTERM);
 }
 
 void kvr_ending_init(struct kvr_ending *e, uv_loop_t *loop, const struct kvr_ending_config *config)

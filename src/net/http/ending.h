@@ -8,7 +8,8 @@
  *             of its connection
  *   DRAINING  the ports are free for whoever comes next; what is open is served to its end
  *
- * A second signal means now. SIGINT is of a person at a terminal: no balancer has to notice, and there is no lame duck.
+ * A second signal means now; one beside another begin is the first. SIGINT is of a person at a terminal: no balancer has to notice, and
+ * there is no lame duck.
  *
  * Threads: everything on the thread of the loop.
  */
@@ -35,11 +36,12 @@ struct kvr_ending {
     uv_timer_t timer;
     enum kvr_ending_phase phase;
     uint64_t deadline_ms; /* of the phase */
+    bool signalled;
 };
 
 /* Watches for the signals. The handles are closed with those of the loop. */
 void kvr_ending_init(struct kvr_ending *e, uv_loop_t *loop, const struct kvr_ending_config *config);
-/* As a signal does; without a lame duck if the loop's ports belong to another process already. */
+/* As the first signal does. An end that has begun goes on; without a lame duck it is draining from now on. */
 void kvr_ending_begin(struct kvr_ending *e, const char *why, bool lame_duck);
 /* Of the ports, after they are closed: says how many answers ended and how many were broken off since the end began. */
 void kvr_ending_tell(const struct kvr_ending *e, struct kvr_http_shared *const *ports, size_t n);

@@ -23,7 +23,7 @@ struct kvr_handover {
     uv_poll_t listener, taker;
     int fd, taker_fd; /* -1: none */
     int handles;
-    bool was_taken;
+    bool was_taken, withdrawn;
 };
 
 static int path_of(const char *path, struct sockaddr_un *a)
@@ -46,7 +46,7 @@ static void on_closed(uv_handle_t *handle)
     close(*fd);
     *fd = -1;
     if (--h->handles == 0 && !h->config.loop) free(h);
-    else if (h->config.loop && !h->was_taken) uv_poll_start(&h->listener, UV_READABLE, on_taker);
+    else if (h->config.loop && !h->was_taken && !h->withdrawn) uv_poll_start(&h->listener, UV_READABLE, on_taker);
 }
 
 static void drop_taker(struct kvr_handover *h)
@@ -172,14 +172,22 @@ int kvr_handover_offer(const struct kvr_handover_config *config, struct kvr_hand
     return 0;
 }
 
+void kvr_handover_withdraw(struct kvr_handover *h)
+{
+    if (!h || h->withdrawn) return;
+    h->withdrawn = true;
+    if (!h->was_taken) (void)unlink(h->config.path);
+    uv_close((uv_handle_t *)&h->listener, on_closed);
+}
+
 void kvr_handover_close(struct kvr_handover *h)
 {
     if (!h) return;
-    if (!h->was_taken) (void)unlink(h->config.path);
+    kvr_handover_withdraw(h);
     h->was_taken = true; /* nobody is told any more */
     h->config.loop = NULL;
     drop_taker(h);
-    uv_close((uv_handle_t *)&h->listener, on_closed);
+    if (h->handles == 0) free(h);
 }
 
 /* ---- taking ------------------------------------------------------------------------------------------- */
@@ -204,13 +212,14 @@ static ssize_t receive_with(int from, char *text, size_t cap, int *fds, size_t *
     return n;
 }
 
-/* Returns: how many sockets came, or a libuv error. */
+/* Of a process of this user. Returns: how many sockets came, 0: it has gone, or a libuv error. */
 static int receive_sockets(int from, int *fds)
 {
     char text[64];
     size_t got;
     ssize_t n = receive_with(from, text, sizeof text, fds, &got);
-    if (n < 0) return n == UV_EOF ? UV_EPERM : (int)n; /* closed without a word: of another user */
+    if (n == UV_EOF || n == UV_ECONNRESET) return 0; /* closed without a word: it offers them no more */
+    if (n < 0) return (int)n;
     if (got && n == (ssize_t)sizeof offered - 1 && memcmp(text, offered, sizeof offered - 1) == 0) return (int)got;
     for (size_t i = 0; i < got; i++) close(fds[i]);
     return UV_EPROTO;

@@ -43,6 +43,8 @@ struct kvr_handover_config {
 
 /* Takes the place of a socket that is there, and of nothing else. Returns: 0 or a libuv error. */
 int kvr_handover_offer(const struct kvr_handover_config *config, struct kvr_handover **out);
+/* The path is free for whoever comes next. One that has asked may still take them, or ask. NULL is fine. */
+void kvr_handover_withdraw(struct kvr_handover *h);
 /* NULL is fine. Removes the path unless all was taken. Memory goes when the loop has run its close callbacks. */
 void kvr_handover_close(struct kvr_handover *h);
 

@@ -222,13 +222,15 @@ static void take_answer(struct kvr_remote_query *q, const char *data, size_t len
             return;
         }
         if (info.ready && misfits(q->owner, root, q->misfit, sizeof q->misfit)) info.ready = false;
-        /* the worst of several counts: another mode, then not ready */
-        if (!q->answers || info.predicted != q->owner->c.predicted || (!info.ready && q->info.predicted == q->owner->c.predicted)) {
+        /* Of a predicted index the worst of several counts: another mode, then not ready. Of others who is not ready is not asked. */
+        bool others_do = q->owner->c.nats && !q->owner->c.predicted && !info.predicted && !info.ready && !q->misfit[0];
+        if (!q->owner->c.predicted || !q->answers || info.predicted != q->owner->c.predicted ||
+            (!info.ready && q->info.predicted == q->owner->c.predicted)) {
             q->info = info;
             snprintf(q->why, sizeof q->why, "%s", why);
         }
         q->answers++;
-        if (!q->owner->c.nats || !q->owner->c.predicted) judge_info(q);
+        if (!others_do && !(q->owner->c.nats && q->owner->c.predicted)) judge_info(q);
     }
 }
 

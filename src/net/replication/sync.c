@@ -19,6 +19,7 @@
 #include <zmq.h>
 
 #include "base/lock.h"
+#include "base/log.h"
 #include "net/ingest/ingest.h"
 #include "net/zmq/guard.h"
 #include "wire/sync_event.h"
@@ -27,7 +28,7 @@ enum {
     VERSION = 1,
     HEARTBEAT_MS = 250,
     SILENCE_MS = 1200,
-    SNAPSHOT_MS = 1500, /* patience with a snapshot */
+    SNAPSHOT_MS = 1500, /* patience with a snapshot's next part */
     BATCH_MS = 1,
     PEERS_MAX = 64,
     HWM = 1024, /* messages */
@@ -437,6 +438,20 @@ static bool read_message(const char *p, size_t len, struct message *m)
     return m->version == VERSION && m->kind <= KIND_END && kvr_sync_run_is_whole(m->data, m->len);
 }
 
+/* Over NATS a peer is who the subject says; over ZeroMQ a router that has two addresses is heard at one of them. */
+static bool is_another(const struct kvr_sync *s, const struct peer *p, uint64_t publisher)
+{
+    if (publisher == p->publisher || s->nats) return publisher != p->publisher;
+    for (size_t i = 0; i < s->peers_n; i++) {
+        const struct peer *o = s->peers[i];
+        if (o == p || o->publisher != publisher) continue;
+        kvr_log_warning_of(kvr_log_key(p->id, 0, o->endpoint), "kvroute: replica sync: %s and %s are one router, which counts once",
+                           o->endpoint, p->endpoint);
+        return true;
+    }
+    return false;
+}
+
 static void take_message(struct kvr_sync *s, struct peer *p, const char *topic, const char *data, size_t len)
 {
     struct message m;
@@ -446,6 +461,10 @@ static void take_message(struct kvr_sync *s, struct peer *p, const char *topic, 
     }
     count(s, &s->stats.messages_received, 1);
     if (m.publisher == s->self) return; /* somebody gave us our own port */
+    if (is_another(s, p, m.publisher)) {
+        if (!s->nats) lose(s, p); /* whoever was here before is not */
+        return;
+    }
     p->heard_ms = kvr_now_ms();
     if (m.kind == KIND_EVENTS) {
         if (m.number && m.number < UINT64_MAX / 2) take_live(s, p, m.publisher, m.number, m.data, m.len);
@@ -456,6 +475,7 @@ static void take_message(struct kvr_sync *s, struct peer *p, const char *topic, 
             ask_snapshot(s, p);
         } else {
             if (p->parts++ == 0) s->h.on_reset(s->h.ctx, p->id);
+            p->asked_ms = p->heard_ms;
             hand_over(s, p, 0, m.data, m.len);
         }
     }

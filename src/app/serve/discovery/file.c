@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A file with one --worker value a line; empty lines and those that begin with # are left out. Looked at every second; a file that
- * cannot be read, or has a line that is wrong, changes nothing. */
+/* A file with one --worker value a line; empty lines and those that begin with # are left out. Looked at every second, and read when it has
+ * looked the same twice, as it may be on its way; a file that cannot be read, or has a line that is wrong, changes nothing. */
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -15,12 +15,13 @@
 #include "base/log.h"
 #include "wire/entry.h"
 
-enum { LOOK_MS = 1000, LINE_MAX_LEN = 2048 };
+enum { LOOK_MS = 1000, LINE_MAX_LEN = 16 << 10 };
 
 struct discovery_file {
     uint64_t looked_ms;
-    struct stat last;
-    struct worker_spec scratch; /* the line that is read */
+    struct stat last, seen;     /* as it was when it was read; at the last look */
+    struct worker_spec scratch; /* the line that is read: */
+    char line[LINE_MAX_LEN];
 };
 
 static bool same(const struct stat *a, const struct stat *b)
@@ -57,14 +58,19 @@ static int read_line(struct discovery *d, const char *line, size_t at, struct wo
 static int each_line(struct discovery *d, struct discovery_file *file,
                      void (*fn)(struct discovery *d, const struct worker_spec *w, const char *line), char *err, size_t cap)
 {
-    char line[LINE_MAX_LEN];
+    char *line = file->line;
     size_t at = 0;
     FILE *f = open_regular(d->o->discovery_target);
     if (!f) return kvr_refuse(err, cap, "'%.200s': %s", d->o->discovery_target, strerror(errno));
     int rc = 0;
-    while (rc == 0 && fgets(line, sizeof line, f)) {
+    while (rc == 0 && fgets(line, LINE_MAX_LEN, f)) {
         size_t n = strcspn(line, "\r\n");
         at++;
+        if (!line[n] && !feof(f)) {
+            rc = kvr_refuse(err, cap, "%.200s:%zu: the line is longer than %d bytes, or has a zero byte", d->o->discovery_target, at,
+                            LINE_MAX_LEN - 2);
+            break;
+        }
         line[n] = 0;
         while (n && line[n - 1] == ' ') line[--n] = 0;
         if (!n || line[0] == '#') continue;
@@ -79,9 +85,14 @@ static int each_line(struct discovery *d, struct discovery_file *file,
     return rc;
 }
 
+/* Ranks that are registered each for itself have one address. */
 static void tell(struct discovery *d, const struct worker_spec *w, const char *line)
 {
-    found_workers_tell(d, w->w.url, line, strlen(line));
+    char key[DISCOVERY_KEY_MAX];
+    unsigned n = w->w.dp_start;
+    do snprintf(key, sizeof key, n ? "%.145s#%u" : "%.145s", w->w.url, n);
+    while (found_workers_is_told(d, key) && ++n);
+    found_workers_tell(d, key, line, strlen(line));
 }
 
 /* First the whole file is read for mistakes, then it counts. */
@@ -89,9 +100,9 @@ static int load(struct discovery *d, struct discovery_file *f, char *err, size_t
 {
     if (each_line(d, f, NULL, err, cap)) return -1;
     found_workers_round_begins(d);
-    if (each_line(d, f, tell, err, cap)) return -1; /* changed in between: it is read again */
-    found_workers_round_ends(d, true);
-    return 0;
+    int rc = each_line(d, f, tell, err, cap);
+    found_workers_round_ends(d, rc == 0); /* else it has changed in between, and is read again */
+    return rc;
 }
 
 static int needs_target(char *err, size_t cap)
@@ -134,7 +145,9 @@ void discovery_file_tick(struct discovery *d, struct discovery_file *f)
     if (now_ms() - f->looked_ms < LOOK_MS) return;
     f->looked_ms = now_ms();
     if (stat(d->o->discovery_target, &now)) memset(&now, 0, sizeof now);
-    if (same(&now, &f->last)) return;
+    bool still = same(&now, &f->seen);
+    f->seen = now;
+    if (!still || same(&now, &f->last)) return;
     f->last = now;
     if (discovery_file_reload(d, f, why, sizeof why)) kvr_log_warning("kvroute: discovery: %s; nothing is changed", why);
 }

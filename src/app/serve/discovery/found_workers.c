@@ -36,6 +36,7 @@ struct found_worker {
     struct found_worker *next;
     char key[DISCOVERY_KEY_MAX];
     uint64_t round;
+    bool drained;            /* by what was told, which alone ends that: not what an operator has drained */
     bool serves;             /* it has a worker: */
     uint64_t id, hash, rest; /* of the worker; of its description, and of that but for the state */
     char *waits;             /* a description that is to be taken; NULL: none */
@@ -233,6 +234,7 @@ static bool take(struct discovery *d, struct found_worker *f, const char **why, 
     if ((*why = become(d, f, w, err, cap))) return served && !f->serves;
     f->hash = kvr_hash_bytes(f->waits, f->waits_len, 0);
     f->rest = hash_of_rest(f->waits, f->waits_len, &draining);
+    f->drained = draining;
     stop_waiting(f);
     return true;
 }
@@ -283,6 +285,18 @@ static struct found_worker *add(struct discovery *d, struct found_worker **at, c
     return f;
 }
 
+/* Returns: false: the worker is not there. */
+static bool tell_state(struct discovery *d, struct found_worker *f, bool draining)
+{
+    workers_lock(d->workers);
+    const struct worker *w = worker_find_locked(d->workers, f->id);
+    bool drains = w && atomic_load(&w->draining);
+    workers_unlock(d->workers);
+    if (draining ? drains : w && !f->drained) return true;
+    f->drained = draining;
+    return worker_set_draining(d->workers, f->id, draining);
+}
+
 void found_workers_tell(struct discovery *d, const char *key, const char *spec, size_t len)
 {
     struct found_worker **at = place_of(d, key), *f = *at;
@@ -292,7 +306,7 @@ void found_workers_tell(struct discovery *d, const char *key, const char *spec, 
     if (f) f->round = d->round;
     if (f && f->waits && f->waits_len == len && memcmp(f->waits, spec, len) == 0) return;
     if (f && !f->waits && f->hash == kvr_hash_bytes(spec, len, 0)) return;
-    if (f && f->serves && f->rest == hash_of_rest(spec, len, &draining) && worker_set_draining(d->workers, f->id, draining)) {
+    if (f && f->serves && f->rest == hash_of_rest(spec, len, &draining) && tell_state(d, f, draining)) {
         f->hash = kvr_hash_bytes(spec, len, 0); /* its views and what was learnt of it stay */
         stop_waiting(f);
         return;
@@ -341,6 +355,12 @@ void found_workers_round_ends(struct discovery *d, bool whole)
 bool found_workers_knows(struct discovery *d, const char *key)
 {
     return *place_of(d, key) != NULL;
+}
+
+bool found_workers_is_told(struct discovery *d, const char *key)
+{
+    const struct found_worker *f = *place_of(d, key);
+    return f && f->round == d->round;
 }
 
 void found_workers_take_mail(struct discovery *d)

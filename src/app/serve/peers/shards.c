@@ -5,7 +5,8 @@
  * Every ROUND_MS all of them are asked which workers they follow (GET /workers). When all have answered, each of our workers that
  * none follows is registered with the one that follows the fewest ranks (POST /register), and what we have registered and do not
  * have any more is taken away where it is (POST /unregister). So an assignment is made at first sight, stays where it is, is found
- * again by every router and after every restart, and is not made while an indexer is silent: its workers may be there.
+ * again by every router and after every restart, and is not made while an indexer is silent: its workers may be there. One that has moved
+ * to another address under its id is taken away, and registered anew in the next round.
  *
  * Threads: the main loop's.
  */
@@ -36,7 +37,8 @@ struct call {
 struct place {
     struct kvr_worker worker;
     size_t shard;
-    bool wanted; /* it is one of ours */
+    uint64_t endpoint; /* a hash */
+    bool wanted;       /* it is one of ours, where that is now */
     char model[MODEL_MAX];
 };
 
@@ -48,7 +50,7 @@ struct shards {
     uint64_t next_ms;
     struct place *places;
     size_t places_n, ranks[REMOTES_MAX];
-    struct kvr_map64 known; /* workers that were ours: they may be unregistered */
+    struct kvr_map64 known; /* workers that were ours, by where their events were: they may be unregistered */
     _Atomic uint64_t registered, unregistered, refused;
 };
 
@@ -63,12 +65,19 @@ static void end_call(struct call *c)
 
 /* ---- what they follow ------------------------------------------------------------------------------------------------ */
 
+static uint64_t hash_of(const char *text, size_t len)
+{
+    return kvr_hash_bytes(text, len, 0);
+}
+
 static bool take_instance(struct shards *sh, size_t shard, struct kvr_json v)
 {
     struct kvr_json ranks = kvr_json_get(v, "listeners");
     struct place p = {.shard = shard};
     const char *bad = NULL;
+    const char *text;
     uint64_t rank;
+    size_t len;
     if (!kvr_json_as_u64(kvr_json_get(v, "instance_id"), &p.worker.worker_id) ||
         !member_text(v, "model_name", p.model, sizeof p.model, &bad))
         return false;
@@ -76,6 +85,8 @@ static bool take_instance(struct shards *sh, size_t shard, struct kvr_json v)
     for (struct kvr_json_iter i = kvr_json_iter(ranks); kvr_json_next(&i);) {
         if (!kvr_parse_u64(i.key, i.key_len, UINT32_MAX, &rank)) return false;
         p.worker.dp_rank = (uint32_t)rank;
+        if (!kvr_json_as_str(kvr_json_get(i.value, "endpoint"), &text, &len)) return false;
+        p.endpoint = hash_of(text, len);
         sh->ranks[shard]++;
         if (sh->places_n < WORKERS_MAX) sh->places[sh->places_n++] = p;
     }
@@ -162,30 +173,44 @@ static size_t emptiest(const struct peers *peers)
     return best;
 }
 
+static const char *events_of(const struct worker *w, uint32_t place)
+{
+    const char *events = w->ranks[place].endpoints[RANK_EVENTS];
+    return *events ? events : "plane";
+}
+
+/* Of all its ranks; 0: it has none yet. */
+static uint64_t place_of_events(const struct worker *w)
+{
+    uint64_t all = 0;
+    for (uint32_t r = 0; r < w->dp_size && w->ranks[r].endpoints[RANK_EVENTS][0]; r++)
+        all = kvr_mix64(all ^ hash_of(events_of(w, r), strlen(events_of(w, r)))) | 1;
+    return all;
+}
+
 static void put_registration(struct peers *peers, const struct worker *w, uint32_t place, struct kvr_buf *b)
 {
     char model[MODEL_MAX + 16];
-    const char *events = w->ranks[place].endpoints[RANK_EVENTS], *replay = w->ranks[place].endpoints[RANK_REPLAY];
+    const char *replay = w->ranks[place].endpoints[RANK_REPLAY];
     remote_model(peers, w->block_size, model, sizeof model);
-    kvr_json_printf(b, "{'instance_id':%ju,'dp_rank':%u,'endpoint':%s", w->id, w->dp_start + place, *events ? events : "plane");
+    kvr_json_printf(b, "{'instance_id':%ju,'dp_rank':%u,'endpoint':%s", w->id, w->dp_start + place, events_of(w, place));
     if (*replay) kvr_json_put_str(b, "replay_endpoint", replay);
     if (w->recover[0]) kvr_json_put_str(b, "recover_endpoint", w->recover);
     kvr_json_printf(b, "'model_name':%s,'block_size':%u}", model, w->block_size);
 }
 
-/* A rank of ours: where it is, it stays. */
-static void see_rank(struct peers *peers, const struct worker *w, uint32_t place)
+/* A rank of ours: where it is, it stays; has_moved: unless it is followed at another address than it has now. Returns: is it? */
+static bool see_rank(struct peers *peers, const struct worker *w, uint32_t place, bool has_moved)
 {
     struct shards *sh = peers->shards;
     struct kvr_buf b = {0};
     struct place *p = place_of(sh, (struct kvr_worker){w->id, w->dp_start + place});
-    (void)kvr_map64_put(&sh->known, w->id, 1); /* not remembered: it stays registered */
     if (p) {
-        p->wanted = true;
-        return;
+        p->wanted = !has_moved || p->endpoint == hash_of(events_of(w, place), strlen(events_of(w, place)));
+        return !p->wanted;
     }
     if (!w->ranks[place].endpoints[RANK_EVENTS][0] && peers->o->plane.plane == KVR_PLANE_ZMQ && !w->recover[0])
-        return; /* it has no events */
+        return false; /* it has no events */
     size_t to = emptiest(peers);
     put_registration(peers, w, place, &b);
     if (!b.failed && start_call(peers, to, "/register", &b)) {
@@ -193,6 +218,18 @@ static void see_rank(struct peers *peers, const struct worker *w, uint32_t place
         atomic_fetch_add(&sh->registered, 1);
     }
     kvr_buf_free(&b);
+    return false;
+}
+
+/* Routers may have other names for one address, so only what changes here is a move. */
+static void see_worker(struct peers *peers, const struct worker *w)
+{
+    struct kvr_map64 *known = &peers->shards->known;
+    const uint64_t *before = kvr_map64_get(known, w->id);
+    uint64_t now = place_of_events(w);
+    bool has_moved = before && *before && now && *before != now, elsewhere = false;
+    for (uint32_t r = 0; r < w->dp_size; r++) elsewhere |= see_rank(peers, w, r, has_moved);
+    if (!elsewhere && (now || !before)) (void)kvr_map64_put(known, w->id, now); /* not remembered: it stays registered */
 }
 
 static void take_away(struct peers *peers, const struct place *p)
@@ -212,8 +249,7 @@ static void assign(struct peers *peers)
     if (sh->places_n) qsort(sh->places, sh->places_n, sizeof *sh->places, by_worker);
     if (sh->known.n >= KNOWN_MAX) kvr_map64_clear(&sh->known); /* those of now are put back at once */
     const struct roster_row *all = roster_hold(peers->workers, "");
-    for (size_t i = 0; all && i < all->servers_n; i++)
-        for (uint32_t r = 0; r < all->servers[i].worker->dp_size; r++) see_rank(peers, all->servers[i].worker, r);
+    for (size_t i = 0; all && i < all->servers_n; i++) see_worker(peers, all->servers[i].worker);
     bool seen = all != NULL;
     roster_let_go(all);
     if (!seen) return; /* out of memory: none of them is to be taken away */

@@ -102,6 +102,15 @@ void engine_survey_tick(struct workers *ws)
     for (size_t i = 0; i < n; i++) learn_nothing(ws, ids[i]);
 }
 
+void engine_survey_forget(struct workers *ws, uint64_t id)
+{
+    struct survey *v = ws->surveys;
+    while (v && v->id != id) v = v->next;
+    if (!v) return;
+    kvr_engine_ask_cancel(v->ask);
+    forget(v);
+}
+
 void engine_survey_stop(struct workers *ws)
 {
     while (ws->surveys) {

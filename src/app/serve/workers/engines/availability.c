@@ -96,7 +96,7 @@ void worker_set_health(struct workers *ws, uint64_t id, enum health h, const cha
         came_up = h == HEALTH_UP && w->health != HEALTH_UP;
         if (came_up && learns(ws, w)) w->learnt.due_ms = 1; /* it may have been started anew */
         if (came_up) w->open_until_ms = 0;
-        if (came_up) atomic_fetch_add(&w->ups, 1);
+        if (came_up) atomic_store(&w->ups, ++ws->ups);
         if (h == HEALTH_DOWN) usage_reporting_forget_locked(w, true); /* whatever comes back need not tell */
         w->health = h;
         bool before = w->schedulable;

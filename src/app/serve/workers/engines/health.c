@@ -136,6 +136,17 @@ static void judge(void *ctx, const struct kvr_asked *said)
     check_end(k);
 }
 
+/* Who waits for one may ask others. */
+void health_forget(struct workers *ws, uint64_t id)
+{
+    for (struct check *k = ws->health_checks->checks; k;) {
+        bool is_its = k->id == id;
+        struct check *next = k->next;
+        if (is_its) check_end(k);
+        k = is_its ? ws->health_checks->checks : next;
+    }
+}
+
 static double seconds_for_an_answer(const struct serve_options *o)
 {
     return o->health_timeout > 0 ? o->health_timeout : KVR_MAX(o->health_interval, 1.0);

@@ -51,6 +51,7 @@ struct workers {
     struct worker *workers;
     size_t workers_n;
     struct worker **workers_end; /* where the next one is put; NULL: at the beginning. Main loop */
+    uint64_t ups;                /* of all workers that there have been */
     struct kvr_map64 workers_by_id;
     struct kvr_map64 workers_at;      /* how many have an address, by the key of their endpoint. Main loop */
     _Atomic uint64_t workers_version; /* rises under lock, with what the roster is made of */

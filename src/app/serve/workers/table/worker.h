@@ -154,7 +154,7 @@ struct worker {
     _Atomic uint64_t open_until_ms; /* the breaker */
     _Atomic bool draining;          /* it gets nothing new */
     _Atomic uint32_t active;        /* requests that are under way there */
-    _Atomic uint64_t ups;           /* how often it has come up: its engine may be another one each time */
+    _Atomic uint64_t ups;           /* another number each time that it comes up, and at each worker; 0: it has not */
     _Atomic uint64_t staged;        /* prompts that it has computed and no decode worker has answered */
     _Atomic bool reports;           /* it was sent a request that has it report what it reuses, and the ingest knows */
 };
