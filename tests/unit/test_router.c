@@ -395,6 +395,16 @@ static void hashes_instead_of_tokens(void **s)
     kvr_router_find_best_match(f->r, f->ctx, &rq, &res);
     assert_int_equal(res.worker.worker_id, 3);
     assert_int_equal(res.cached_tokens, 16);
+    rq.isl = 0; /* the last block is their end */
+    rq.id = "a";
+    rq.id_len = 1;
+    rq.book = true;
+    rq.excluded = (uint64_t[]){3};
+    rq.excluded_n = 1;
+    assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &rq, &res), 0);
+    assert_int_equal(res.required_blocks, 4);
+    assert_int_equal(res.prefill_tokens, 16);
+    assert_int_equal(load_of(f, res.worker.worker_id).active_prefill_tokens, 16);
     rq.seqs_n = 3;
     assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &rq, &res), -KVR_ELENGTH);
 }
