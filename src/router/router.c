@@ -788,10 +788,11 @@ static int apply_remote(struct kvr_router *r, const struct kvr_load_event *ev, u
     switch (ev->kind) {
     case KVR_LOAD_ADD: {
         struct kvr_load_request mine = *q;
+        if (!q->owner) return rc;
         mine.now_ns = now; /* decay starts when we hear of it */
         mine.guarded = true;
         (void)kvr_load_free(r->load, q->id, q->id_len, now);
-        rc = q->owner ? kvr_load_add(r->load, &mine) : -KVR_EINVAL;
+        rc = kvr_load_add(r->load, &mine);
         if (rc == 0) take_turn(r, q->worker);
         if (rc == 0 && ev->output_blocks) rc = kvr_load_output_blocks(r->load, q->id, q->id_len, ev->output_blocks, -1, now);
         return rc;

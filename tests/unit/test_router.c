@@ -875,6 +875,9 @@ static void remote_bookings_count_and_can_be_forgotten(void **s)
     assert_int_equal(kvr_router_apply_remote(f->r, &add), 0);
     assert_int_equal(kvr_router_apply_remote(f->r, &add), 0); /* once more: replaced */
     assert_int_equal(load_of(f, 1).active_requests, 1);
+    add.request.owner = 0; /* nobody else's: what is booked stays */
+    assert_int_equal(kvr_router_apply_remote(f->r, &add), -KVR_EINVAL);
+    add.request.owner = 1;
     assert_int_equal(load_of(f, 1).active_decode_blocks, 2);
     assert_int_equal(kvr_router_apply_remote(f->r, &end), 0);
     assert_int_equal(kvr_router_apply_remote(f->r, &end), -KVR_ENOTFOUND);
