@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from conftest import BINARY, Mock, Process, Select, Serve, call, free_ports, wait_for
+from conftest import BINARY, SLOW, Mock, Process, Select, Serve, call, free_ports, wait_for
 
 
 def run(*args, env=None, timeout=30):
@@ -292,6 +292,13 @@ def test_hash_of_a_text_without_the_library_says_so(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     r = run("hash", "--text", "x", "--tokenizer-dir", tmp_path, "--tokenizer-lib", tmp_path / "none.so")
     assert r.returncode == 1 and r.stdout == "" and "--tokenizer-lib: there is no" in r.stderr
+
+
+@pytest.mark.parametrize("args", [["hash", "--tokens", "1,2", "--block-size", "1"], ["version"], ["help"], ["hash", "--help"], ["man"], ["completion", "bash"]])
+def test_a_result_that_cannot_be_written_is_an_error(args):
+    with open("/dev/full", "w") as full:
+        p = subprocess.run([BINARY, *args], stdout=full, stderr=subprocess.PIPE, text=True, timeout=30 * SLOW)
+    assert p.returncode == 1 and "cannot be written" in p.stderr, (p.returncode, p.stderr)
 
 
 def test_version():
