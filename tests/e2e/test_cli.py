@@ -316,6 +316,8 @@ def test_mock_refuses_a_taken_endpoint(start):
     m = start(Mock)
     r = run("mock", "--port", free_ports(), "--kv-events", f"tcp://127.0.0.1:{m.events}")
     assert r.returncode == 1 and str(m.events) in r.stderr
+    r = run("mock", "--port", free_ports(), "--events", "tcp://127.0.0.1:65535", "--dp-size", 2)
+    assert r.returncode == 1 and "no port for rank 1" in r.stderr
 
 
 @pytest.mark.parametrize("text,words", [
