@@ -261,7 +261,7 @@ struct kvr_router_result {
  * Returns: 0;
  *   -KVR_ENOID          book without an id
  *   -KVR_EEXISTS        the id is booked already; nothing changes
- *   -KVR_EINVAL         an override is out of range
+ *   -KVR_EINVAL         an override is out of range, or the id has more than 256 bytes
  *   -KVR_ENOENDPOINTS   nobody is eligible, or a pinned worker is not schedulable or lacks a required taint
  *   -KVR_EOVERLOADED    somebody would be eligible, but all of those are overloaded
  *   -KVR_ENOTALLOWED    the pinned worker is not among `allowed`
