@@ -46,8 +46,8 @@ KVR_API void kvr_load_destroy(struct kvr_load *load);
 KVR_API size_t kvr_load_bytes(const struct kvr_load *load);
 
 /* Registers the ranks [dp_start, dp_start + dp_size) of a worker; ranks it had outside of that range go, with
- * their requests. Returns: 0, -KVR_EINVAL for dp_size 0 or a range past 2^32, -KVR_ELIMIT above 4096 ranks,
- * -KVR_ENOMEM. */
+ * their requests. Returns: 0, or with nothing changed -KVR_EINVAL for dp_size 0 or a range past 2^32, -KVR_ELIMIT above
+ * 4096 ranks, -KVR_ENOMEM. */
 KVR_API int kvr_load_set_worker(struct kvr_load *load, uint64_t worker_id, uint32_t dp_start, uint32_t dp_size);
 
 /* Removes a worker and drops its requests; freeing them later finds nothing. Unknown ids are no error. */

@@ -177,12 +177,12 @@ struct kvr_router_request {
     bool overloads; /* overloaded workers may be chosen, too */
 
     /* The prompt: tokens, or hashes that were made before (then isl says how many tokens; 0: the last block is their end). With neither,
-     * only isl counts and overlap is 0. */
+     * or seqs alone (for a booking), only isl counts and overlap is 0. */
     const uint32_t *tokens;
     size_t tokens_n;
     const uint64_t *locals, *seqs; /* seqs may be NULL */
     size_t locals_n, seqs_n;
-    uint64_t isl;             /* 0 with tokens: tokens_n */
+    uint64_t isl;             /* 0 with tokens: tokens_n; with locals: locals_n * block size */
     uint64_t expected_output; /* tokens it will generate; 0: not known */
     const char *lora;
     size_t lora_len;
@@ -261,7 +261,7 @@ struct kvr_router_result {
  * Returns: 0;
  *   -KVR_ENOID          book without an id
  *   -KVR_EEXISTS        the id is booked already; nothing changes
- *   -KVR_EINVAL         an override is out of range
+ *   -KVR_EINVAL         an override is out of range, or the id has more than 256 bytes
  *   -KVR_ENOENDPOINTS   nobody is eligible, or a pinned worker is not schedulable or lacks a required taint
  *   -KVR_EOVERLOADED    somebody would be eligible, but all of those are overloaded
  *   -KVR_ENOTALLOWED    the pinned worker is not among `allowed`

@@ -166,4 +166,5 @@ static int run(void *options, struct command_call *)
 const struct command command_indexer = {.table = {"indexer", "who holds which KV blocks: events in, overlap queries over HTTP",
                                                   help_indexer, rows, KVR_ARRAY_LEN(rows), NULL, false},
                                         .options_size = sizeof(struct indexer_cli),
-                                        .run = run};
+                                        .run = run,
+                                        .stays = true};

@@ -140,4 +140,5 @@ static int run(void *options, struct command_call *)
 const struct command command_mock = {
     .table = {"mock", "mock engine: prefix cache, batching, KV events, OpenAI API", help_mock, rows, KVR_ARRAY_LEN(rows), NULL, false},
     .options_size = sizeof(struct mock_options),
-    .run = run};
+    .run = run,
+    .stays = true};

@@ -68,4 +68,5 @@ static int run(void *options, struct command_call *)
 const struct command command_publish = {.table = {"publish", "beside one engine: local index, recovery, events published again",
                                                   help_publish, rows, KVR_ARRAY_LEN(rows), NULL, false},
                                         .options_size = sizeof(struct publish_options),
-                                        .run = run};
+                                        .run = run,
+                                        .stays = true};

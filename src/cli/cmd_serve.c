@@ -499,12 +499,15 @@ static int run_select(void *options, struct command_call *called)
 const struct command command_serve = {.table = {"serve", "OpenAI-compatible router in front of inference workers", help_serve, serve_rows,
                                                 KVR_ARRAY_LEN(serve_rows), NULL, false},
                                       .options_size = sizeof(struct serve_cli),
-                                      .run = run};
+                                      .run = run,
+                                      .stays = true};
 const struct command command_epp = {.table = {"epp", "endpoint picker: chooses workers for a gateway (Envoy, Kubernetes)", help_epp,
                                               serve_rows, KVR_ARRAY_LEN(serve_rows), NULL, false},
                                     .options_size = sizeof(struct serve_cli),
-                                    .run = run_epp};
+                                    .run = run_epp,
+                                    .stays = true};
 const struct command command_select = {.table = {"select", "selection service: choose and book workers over HTTP", help_select, select_rows,
                                                  KVR_ARRAY_LEN(select_rows), NULL, false},
                                        .options_size = sizeof(struct serve_cli),
-                                       .run = run_select};
+                                       .run = run_select,
+                                       .stays = true};

@@ -18,6 +18,7 @@ struct command {
     struct option_table table;
     size_t options_size;                                    /* of the struct that the table's rows fill */
     int (*run)(void *options, struct command_call *called); /* Returns: the exit status */
+    bool stays;                                             /* until a signal: what it prints is no result */
 };
 
 struct commands {

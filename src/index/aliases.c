@@ -180,17 +180,14 @@ bool kvr__alias_remove(struct lane *ln, struct run *r, struct grip g, uint32_t a
     struct run *a = at(ln, alias);
     uint32_t len = kvr__len(a), i = (uint32_t)ln->simd->find_last(a->a, len, name);
     if (kvr__alias_count(ln, h->alias, a->poff + i) < 2) return false;
-    if (i > 0 && i + 1 < len) { /* the rest goes to an object of its own; without memory or room the block goes */
+    if (i > 0 && i + 1 < len) { /* the rest goes to an object of its own; without memory or room the block goes, and they with it */
         uint32_t id, objects = 0;
         for (id = h->alias; id; id = at(ln, id)->next) objects++;
         struct rank *rk = ln->rank_of[a->position];
+        if (objects >= ALIAS_OBJECTS_MAX) ln->counters.aliases_refused++;
+        if (objects >= ALIAS_OBJECTS_MAX || object_new(ln, rk, r, a->poff + i + 1, a->a + i + 1, len - i - 1, &id)) return false;
         kvr__names_del(ln, a->a + i + 1, len - i - 1, alias);
         set_len(a, i + 1);
-        if (objects >= ALIAS_OBJECTS_MAX) ln->counters.aliases_refused++;
-        if (objects >= ALIAS_OBJECTS_MAX || object_new(ln, rk, r, a->poff + i + 1, a->a + i + 1, len - i - 1, &id)) {
-            ln->aliases_n -= len - i - 1; /* their blocks go with this one */
-            return false;
-        }
         at(ln, id)->next = a->next;
         a->next = id;
         len = i + 1;

@@ -122,16 +122,20 @@ void kvr__shrink(struct lane *ln, struct rank *rk, uint32_t run, uint32_t cut)
     lower(ln, rk, r, cut);
 }
 
+/* Gives up one name of a block that stays. Returns: false, and nothing has changed, when it cannot stay. */
+static bool remove_name_alone(struct lane *ln, struct rank *rk, struct place p, uint64_t name)
+{
+    struct run *r = kvr__run(ln, p.run);
+    if (!p.alias || !kvr__alias_remove(ln, r, kvr__grip(r, rk->slot), p.alias, name)) return false;
+    if (ln->note_drops) note_drop(ln, name);
+    if (ln->walks) kvr__walks_disturbed(ln, rk);
+    return true;
+}
+
 /* Gives up one name; with the last name of a block, the block and all behind it. */
 static void remove_name(struct lane *ln, struct rank *rk, struct place p, uint64_t name)
 {
-    struct run *r = kvr__run(ln, p.run);
-    if (p.alias && kvr__alias_remove(ln, r, kvr__grip(r, rk->slot), p.alias, name)) {
-        if (ln->note_drops) note_drop(ln, name);
-        if (ln->walks) kvr__walks_disturbed(ln, rk);
-        return;
-    }
-    kvr__shrink(ln, rk, p.run, p.off);
+    if (!remove_name_alone(ln, rk, p, name)) kvr__shrink(ln, rk, p.run, p.off);
 }
 
 /* How many of names[0..n) are the names of neighbouring blocks of the rank, from the place of names[0] up or down;
@@ -231,13 +235,6 @@ static bool is_above(struct store *st, struct place p, uint32_t run, uint32_t of
     return false;
 }
 
-static uint32_t names_at(const struct lane *ln, const struct rank *rk, struct place p)
-{
-    if (!p.alias) return 1;
-    const struct run *r = kvr__run(ln, p.run);
-    return kvr__alias_count(ln, kvr__grip_alias(r, kvr__grip(r, rk->slot)), p.off);
-}
-
 /* Before `name` is given to a block behind (run, off): a place where the rank has it already is given up.
  * 0, or 1 when the block is there already (`own`) and has that name, or -KVR_ESEQUENCE when the place is above. */
 static int settle(struct store *st, uint64_t name, uint32_t run, uint32_t off, bool own)
@@ -249,8 +246,10 @@ static int settle(struct store *st, uint64_t name, uint32_t run, uint32_t off, b
     if (k.elsewhere) ln->dup_names = true;
     if (!known) return 0;
     if (own && p.run == run && p.off == off) return 1;
-    if (names_at(ln, st->rk, p) == 1 && is_above(st, p, run, off)) return -KVR_ESEQUENCE;
-    remove_name(ln, st->rk, p, name);
+    if (!remove_name_alone(ln, st->rk, p, name)) {
+        if (is_above(st, p, run, off)) return -KVR_ESEQUENCE;
+        kvr__shrink(ln, st->rk, p.run, p.off);
+    }
     if (ln->walks) kvr__walks_disturbed(ln, st->rk);
     st->moved = true;
     return 0;
@@ -380,11 +379,13 @@ static bool can_append(const struct store *st, const struct run *r)
 static size_t enter_names(struct store *st, const uint64_t *names, size_t n, uint32_t id, int *rc)
 {
     struct lane *ln = st->ln;
+    struct place known;
     *rc = 0;
     for (size_t i = 0; i < n; i++) {
         i += kvr__names_claim(ln, names + i, n - i, id);
         if (i == n) break;
-        if (ln->simd->find_last(names, i, names[i]) != SIZE_MAX) return i; /* meets itself in the next step */
+        if (ln->simd->find_last(names, i, names[i]) != SIZE_MAX || (i && kvr__resolve(ln, st->rk, names[i], &known)))
+            return i; /* in the next step, when those before it are in the run: settling it may rebuild the table, from runs */
         *rc = settle(st, names[i], st->run, st->off, false);
         if (*rc == 0 && !st->moved) *rc = kvr__names_put(ln, names[i], id);
         if (*rc || st->moved) return i;
@@ -455,11 +456,6 @@ static int branch(struct store *st, uint32_t hash, const uint64_t *locals, const
     int rc = run_new(st, n, &r);
     if (rc) return rc;
     n = enter_names(st, names, n, r->id, &rc);
-    if (n && st->moved && kvr__rank_reserve(ln, rk)) { /* the move emptied the rank's list */
-        kvr__names_del(ln, names, n, r->id);
-        n = 0;
-        rc = -KVR_ENOMEM;
-    }
     if (n == 0) {
         run_undo(ln, r);
         return rc;

@@ -16,4 +16,7 @@ struct kvr__load_columns {
 /* What kvr_load_get_all says, without the workers. */
 void kvr__load_columns(const struct kvr_load *load, uint64_t now_ns, const struct kvr__load_columns *out);
 
+/* Makes room for what kvr_load_set_worker will add, which then cannot fail. Returns: as that. */
+int kvr__load_reserve(struct kvr_load *load, uint64_t worker_id, uint32_t dp_start, uint32_t dp_size);
+
 #endif

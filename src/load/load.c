@@ -441,7 +441,7 @@ static void place_slot(struct kvr_load *ld, size_t slot)
     ld->slot_table[slot_place(ld, w)] = (struct place){w, (uint32_t)slot + 1};
 }
 
-/* Room for one more rank is made before the rank is added, so this cannot fail. */
+/* Room is made before a rank is added, so this cannot fail. */
 static void slot_table_fill(struct kvr_load *ld)
 {
     memset(ld->slot_table, 0, ld->slot_table_cap * sizeof *ld->slot_table);
@@ -449,10 +449,10 @@ static void slot_table_fill(struct kvr_load *ld)
         if (ld->slots[i].used) place_slot(ld, i);
 }
 
-static int slot_table_reserve(struct kvr_load *ld)
+static int slot_table_reserve(struct kvr_load *ld, size_t n)
 {
     size_t cap = ld->slot_table_cap ? ld->slot_table_cap : 16;
-    while (cap < (ld->slots_n + 1) * 2) cap *= 2;
+    while (cap < n * 2) cap *= 2;
     if (cap == ld->slot_table_cap) return 0;
     struct place *t = kvr_mem_get(&ld->mem, cap * sizeof *t);
     if (!t) return -KVR_ENOMEM;
@@ -553,15 +553,13 @@ static int slots_reserve(struct kvr_load *ld, size_t n)
     return 0;
 }
 
-static int slot_add(struct kvr_load *ld, struct kvr_worker w)
+static void slot_add(struct kvr_load *ld, struct kvr_worker w)
 {
     size_t i = 0;
     while (i < ld->slots_n && ld->slots[i].used) i++;
-    if (slots_reserve(ld, i + 1) || slot_table_reserve(ld)) return -KVR_ENOMEM;
     ld->slots[i] = (struct slot){.used = true, .worker = w};
     if (i == ld->slots_n) ld->slots_n++;
     place_slot(ld, i);
-    return 0;
 }
 
 static void enter_phase(struct kvr_load *ld, struct request *rq, enum phase phase, uint64_t now_ns)
@@ -584,13 +582,22 @@ static void slot_remove(struct kvr_load *ld, size_t i)
     slot_table_fill(ld);
 }
 
-int kvr_load_set_worker(struct kvr_load *ld, uint64_t worker_id, uint32_t dp_start, uint32_t dp_size)
+int kvr__load_reserve(struct kvr_load *ld, uint64_t worker_id, uint32_t dp_start, uint32_t dp_size)
 {
+    size_t n = ld->slots_n;
     if (dp_size == 0 || dp_start > UINT32_MAX - (dp_size - 1)) return -KVR_EINVAL;
     if (dp_size > RANKS_MAX_PER_WORKER) return -KVR_ELIMIT;
+    for (uint32_t i = 0; i < dp_size; i++) n += kvr_load_slot_of(ld, (struct kvr_worker){worker_id, dp_start + i}) < 0;
+    return slots_reserve(ld, n) || slot_table_reserve(ld, n) ? -KVR_ENOMEM : 0;
+}
+
+int kvr_load_set_worker(struct kvr_load *ld, uint64_t worker_id, uint32_t dp_start, uint32_t dp_size)
+{
+    int rc = kvr__load_reserve(ld, worker_id, dp_start, dp_size);
+    if (rc) return rc;
     for (uint32_t i = 0; i < dp_size; i++) {
         struct kvr_worker w = {worker_id, dp_start + i};
-        if (kvr_load_slot_of(ld, w) < 0 && slot_add(ld, w)) return -KVR_ENOMEM;
+        if (kvr_load_slot_of(ld, w) < 0) slot_add(ld, w);
     }
     for (size_t i = 0; i < ld->slots_n; i++) {
         struct kvr_worker w = ld->slots[i].worker;

@@ -15,6 +15,7 @@ static int hash_prompt(struct kvr_router_ctx *c, const struct kvr_router_request
         if (rq->seqs && rq->seqs_n != rq->locals_n) return -KVR_ELENGTH;
         p->locals = rq->locals;
         p->locals_n = rq->locals_n;
+        if (!p->isl) p->isl = (uint64_t)rq->locals_n * c->router->config.block_size;
         return 0;
     }
     if (rq->seqs) { /* for booking only */

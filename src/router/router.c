@@ -292,11 +292,10 @@ static int grow_by_slot(struct kvr_router *r, size_t n)
            grow_zeroed(r, &r->lines, &r->lines_cap, n, sizeof *r->lines) || grow_zeroed(r, &r->order, &r->order_cap, n, sizeof *r->order);
 }
 
-/* Slots that changed hands start afresh. The others keep their order, so that a worker more costs no sorting of all. */
-static int sync_infos(struct kvr_router *r)
+/* There is room. Slots that changed hands start afresh. The others keep their order, so that a worker more costs no sorting of all. */
+static void sync_infos(struct kvr_router *r)
 {
     size_t n = kvr_load_slots(r->load), kept = 0;
-    if (grow_by_slot(r, n)) return -KVR_ENOMEM;
     r->ranks_changed++;
     r->slots_n = n;
     r->lines_are_old = true;
@@ -308,7 +307,6 @@ static int sync_infos(struct kvr_router *r)
     r->order_n = kept;
     for (size_t i = 0; i < n; i++)
         if (r->infos[i].known && r->infos[i].fresh) order_slot(r, i);
-    return 0;
 }
 
 static void tell(const struct kvr_router *r, enum kvr_load_event_kind kind, const char *id, size_t id_len, uint64_t n, double fraction);
@@ -339,16 +337,14 @@ static void tell_bookings_gone(struct kvr_router *r, uint64_t worker_id, uint32_
 int kvr_router_set_worker(struct kvr_router *r, uint64_t worker_id, uint32_t dp_start, uint32_t dp_size)
 {
     kvr_lock(&r->lock);
-    bool known = worker_seek(r, worker_id) != NULL;
-    if (known && dp_size) tell_bookings_gone(r, worker_id, dp_start, dp_size);
-    int rc = worker_make(r, worker_id) ? kvr_load_set_worker(r->load, worker_id, dp_start, dp_size) : -KVR_ENOMEM;
-    if (rc == 0) rc = sync_infos(r);
-    if (rc && !(known && rc != -KVR_ENOMEM)) { /* a rank without its info must not be chosen */
-        kvr_load_remove_worker(r->load, worker_id);
-        sync_infos(r); /* removing never grows the table */
-        worker_forget(r, worker_id);
+    int rc = kvr__load_reserve(r->load, worker_id, dp_start, dp_size);
+    if (rc == 0 && (grow_by_slot(r, kvr_load_slots(r->load) + dp_size) || !worker_make(r, worker_id))) rc = -KVR_ENOMEM;
+    if (rc == 0) {
+        tell_bookings_gone(r, worker_id, dp_start, dp_size);
+        (void)kvr_load_set_worker(r->load, worker_id, dp_start, dp_size); /* there is room */
+        sync_infos(r);
+        kvr__dispatch(r);
     }
-    kvr__dispatch(r);
     kvr_unlock(&r->lock);
     return rc;
 }
@@ -358,7 +354,7 @@ void kvr_router_remove_worker(struct kvr_router *r, uint64_t worker_id)
     kvr_lock(&r->lock);
     tell_bookings_gone(r, worker_id, 0, 0);
     kvr_load_remove_worker(r->load, worker_id);
-    sync_infos(r); /* removing never grows the table */
+    sync_infos(r);
     worker_forget(r, worker_id);
     kvr__dispatch(r);
     kvr_unlock(&r->lock);
@@ -792,10 +788,11 @@ static int apply_remote(struct kvr_router *r, const struct kvr_load_event *ev, u
     switch (ev->kind) {
     case KVR_LOAD_ADD: {
         struct kvr_load_request mine = *q;
+        if (!q->owner) return rc;
         mine.now_ns = now; /* decay starts when we hear of it */
         mine.guarded = true;
         (void)kvr_load_free(r->load, q->id, q->id_len, now);
-        rc = q->owner ? kvr_load_add(r->load, &mine) : -KVR_EINVAL;
+        rc = kvr_load_add(r->load, &mine);
         if (rc == 0) take_turn(r, q->worker);
         if (rc == 0 && ev->output_blocks) rc = kvr_load_output_blocks(r->load, q->id, q->id_len, ev->output_blocks, -1, now);
         return rc;

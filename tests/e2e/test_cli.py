@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from conftest import BINARY, Mock, Process, Select, Serve, call, free_ports, wait_for
+from conftest import BINARY, SLOW, Mock, Process, Select, Serve, call, free_ports, wait_for
 
 
 def run(*args, env=None, timeout=30):
@@ -294,6 +294,13 @@ def test_hash_of_a_text_without_the_library_says_so(tmp_path):
     assert r.returncode == 1 and r.stdout == "" and "--tokenizer-lib: there is no" in r.stderr
 
 
+@pytest.mark.parametrize("args", [["hash", "--tokens", "1,2", "--block-size", "1"], ["version"], ["help"], ["hash", "--help"], ["man"], ["completion", "bash"]])
+def test_a_result_that_cannot_be_written_is_an_error(args):
+    with open("/dev/full", "w") as full:
+        p = subprocess.run([BINARY, *args], stdout=full, stderr=subprocess.PIPE, text=True, timeout=30 * SLOW)
+    assert p.returncode == 1 and "cannot be written" in p.stderr, (p.returncode, p.stderr)
+
+
 def test_version():
     assert run("version").stdout.startswith("kvroute 0.")
 
@@ -309,6 +316,8 @@ def test_mock_refuses_a_taken_endpoint(start):
     m = start(Mock)
     r = run("mock", "--port", free_ports(), "--kv-events", f"tcp://127.0.0.1:{m.events}")
     assert r.returncode == 1 and str(m.events) in r.stderr
+    r = run("mock", "--port", free_ports(), "--events", "tcp://127.0.0.1:65535", "--dp-size", 2)
+    assert r.returncode == 1 and "no port for rank 1" in r.stderr
 
 
 @pytest.mark.parametrize("text,words", [

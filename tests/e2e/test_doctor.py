@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from conftest import BINARY, SLOW, Engine, Indexer, Mock, Publish, Select, Serve, free_ports, wait_for
+from conftest import BINARY, SLOW, Engine, Indexer, Mock, Publish, Select, Serve, call, free_ports, wait_for
 from nats_parts import NatsServer
 
 
@@ -66,6 +66,13 @@ def test_silent_misses_are_found(start, case):
         rc, report = doctor(target)
         assert rc == 1 and check in problems(report), report
         assert problems(report)[check]["advice"]
+
+
+def test_what_an_engine_without_replay_said_before_the_doctor_came_is_no_gap(start):
+    m = start(Mock, with_replay=False)
+    call(m.port, "POST", "/v1/completions", {"model": "mock", "prompt": "x" * 200, "max_tokens": 1})
+    rc, report = doctor(m.spec())
+    assert rc == 0 and "ok" in [f["verdict"] for f in report["findings"] if f["check"] == "sequence"], problems(report)
 
 
 def test_indexers_sidecars_and_selection_services(start, zctx):

@@ -253,7 +253,7 @@ def test_a_model_with_several_cache_groups_is_refused(start, hand):
 
 
 @pytest.mark.parametrize("args, text", [
-    (["--publish", "tcp://nowhere"], "--publish"), (["--events", "udp://x:1"], "--events"), (["--block-size", "65537"], "block-size"), (["--engine-url", "ftp://x"], "--engine-url"),
+    (["--publish", "tcp://nowhere"], "--publish"), (["--publish", "tcp://127.0.0.1:99999"], "--publish"), (["--events", "udp://x:1"], "--events"), (["--block-size", "65537"], "block-size"), (["--engine-url", "ftp://x"], "--engine-url"),
     (["--dp-size", "2", "--publish", "ipc:///tmp/x"], "--publish"), (["--nonsense"], "nonsense")])
 def test_bad_options_are_named(start, args, text, tmp_path):
     from conftest import Process

@@ -100,6 +100,7 @@ def test_bad_lines_are_said_and_left_out(tmp_path):
     out = replay(path, "--check", rc=1)
     assert "2 events" in out and "6 bad lines" in out and "line 3 is not a recorded event" in out
     assert "cannot read" in replay(tmp_path / "none", "--check", rc=2)
+    assert "Is a directory" in replay(tmp_path, "--check", rc=2)
     assert "either --check or --url" in replay(path, rc=2)
     assert "block-size" in replay(path, "--to", "http://x", "--block-size", 0, rc=2)
     assert "no URL" in replay(path, "--to", "x", rc=2)

@@ -40,6 +40,17 @@ def test_one_look_says_what_each_worker_does(start):
     assert row(once(s.admin).stdout, 1)[0] == "draining"
 
 
+def test_it_ends_when_nobody_reads_it_any_more(start):
+    s = start(Select)
+    p = subprocess.Popen([BINARY, "top", "--interval", "0.1", f"http://127.0.0.1:{s.port}"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    try:
+        p.stdout.readline()
+        p.stdout.close()
+        p.wait(20 * SLOW)
+    finally:
+        p.kill()
+
+
 def test_a_selection_service_is_watched_too(start):
     s = start(Select)
     assert "there is no worker" in once(s.port).stdout

@@ -405,9 +405,38 @@ static void readers_beside_a_writer_see_only_what_was_true(void **s)
     kvr_index_destroy(sh.ix);
 }
 
+/* One of `names` for each block, whatever has it already: blocks get many names, names go to other blocks in the midst of a store, and the
+ * table of names is made anew meanwhile. */
+static void store_names_at_random(struct kvr_index *ix, struct kvr_rng *g, uint32_t names)
+{
+    struct kvr_block b[16];
+    uint64_t gone = 1 + kvr_rng_below(g, names);
+    for (uint32_t i = 0; i < 16; i++) b[i] = (struct kvr_block){1 + kvr_rng_below(g, names), i < 8 ? i + 1 : 100 + kvr_rng_below(g, 4096)};
+    struct kvr_event ev = {.worker = {1, 0}, .blocks = b, .blocks_n = 16, .removed = &gone, .removed_n = 1};
+    uint32_t kind = kvr_rng_below(g, 100);
+    ev.kind = kind < 4 ? KVR_EVENT_CLEARED : kind < 20 ? KVR_EVENT_REMOVED : KVR_EVENT_STORED;
+    (void)kvr_index_apply(ix, &ev);
+}
+
+static void names_that_are_given_to_other_blocks_leave_the_index_whole(void **)
+{
+    for (uint64_t seed = 1; seed <= 20; seed++) {
+        struct kvr_rng g = {seed};
+        struct kvr_index *ix;
+        const char *why = NULL;
+        assert_int_equal(kvr_index_create(NULL, &ix), 0);
+        for (int i = 0; i < 3000; i++) {
+            store_names_at_random(ix, &g, seed % 2 ? 6000 : 500);
+            if (i % 50 == 0 && !kvr_index_validate(ix, &why)) fail_msg("seed %d, event %d: %s", (int)seed, i, why);
+        }
+        kvr_index_destroy(ix);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(names_that_are_given_to_other_blocks_leave_the_index_whole),
         cmocka_unit_test(random_operations_equal_the_model),
         cmocka_unit_test(predictions_equal_the_model),
         cmocka_unit_test(readers_beside_a_writer_see_only_what_was_true),

@@ -395,6 +395,16 @@ static void hashes_instead_of_tokens(void **s)
     kvr_router_find_best_match(f->r, f->ctx, &rq, &res);
     assert_int_equal(res.worker.worker_id, 3);
     assert_int_equal(res.cached_tokens, 16);
+    rq.isl = 0; /* the last block is their end */
+    rq.id = "a";
+    rq.id_len = 1;
+    rq.book = true;
+    rq.excluded = (uint64_t[]){3};
+    rq.excluded_n = 1;
+    assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &rq, &res), 0);
+    assert_int_equal(res.required_blocks, 4);
+    assert_int_equal(res.prefill_tokens, 16);
+    assert_int_equal(load_of(f, res.worker.worker_id).active_prefill_tokens, 16);
     rq.seqs_n = 3;
     assert_int_equal(kvr_router_find_best_match(f->r, f->ctx, &rq, &res), -KVR_ELENGTH);
 }
@@ -865,6 +875,9 @@ static void remote_bookings_count_and_can_be_forgotten(void **s)
     assert_int_equal(kvr_router_apply_remote(f->r, &add), 0);
     assert_int_equal(kvr_router_apply_remote(f->r, &add), 0); /* once more: replaced */
     assert_int_equal(load_of(f, 1).active_requests, 1);
+    add.request.owner = 0; /* nobody else's: what is booked stays */
+    assert_int_equal(kvr_router_apply_remote(f->r, &add), -KVR_EINVAL);
+    add.request.owner = 1;
     assert_int_equal(load_of(f, 1).active_decode_blocks, 2);
     assert_int_equal(kvr_router_apply_remote(f->r, &end), 0);
     assert_int_equal(kvr_router_apply_remote(f->r, &end), -KVR_ENOTFOUND);
@@ -1062,9 +1075,54 @@ static void taints_that_do_not_fit_change_nothing(void **s)
     assert_string_equal(found, "b");
 }
 
+static void count_freed(void *ctx, const struct kvr_load_event *ev)
+{
+    *(int *)ctx += ev->kind == KVR_LOAD_FREE;
+}
+
+static void ranks_that_are_refused_end_no_booking(void **)
+{
+    struct failing_alloc fa = {.fail_at = -1};
+    struct kvr_alloc alloc = {failing_resize, &fa};
+    struct kvr_router_config c;
+    struct kvr_worker where;
+    int freed = 0, rc = -KVR_ENOMEM;
+    kvr_router_config_init(&c);
+    c.alloc = &alloc;
+    c.mode = KVR_MODE_LEAST_LOADED;
+    c.cost.overlap_credit = 0;
+    c.hook = count_freed;
+    c.hook_ctx = &freed;
+    struct fixture f = {0};
+    assert_int_equal(kvr_router_create(&c, &f.r, NULL), 0);
+    assert_int_equal(kvr_router_ctx_create(f.r, &f.ctx), 0);
+    assert_int_equal(kvr_router_set_worker(f.r, 1, 0, 1), 0);
+    struct kvr_router_request rq = request("a"), after = request(NULL);
+    struct kvr_router_result res;
+    assert_int_equal(kvr_router_find_best_match(f.r, f.ctx, &rq, &res), 0);
+    assert_int_equal(kvr_router_set_worker(f.r, 1, 1, 0), -KVR_EINVAL);
+    assert_int_equal(kvr_router_set_worker(f.r, 1, UINT32_MAX, 2), -KVR_EINVAL);
+    assert_int_equal(kvr_router_set_worker(f.r, 1, 1, 4097), -KVR_ELIMIT);
+    assert_int_equal(freed, 0);
+    for (long n = 0; rc; n++) { /* each refusal for want of memory, too, leaves everything as it is */
+        fa.calls = 0;
+        fa.fail_at = n;
+        rc = kvr_router_set_worker(f.r, 1, 1, 64);
+        fa.fail_at = -1;
+        assert_int_equal(freed, rc == 0);
+        assert_int_equal(kvr_router_loads(f.r, NULL, 0), rc ? 1 : 64);
+        assert_int_equal(kvr_router_where(f.r, "a", 1, &where), rc ? 0 : -KVR_ENOTFOUND);
+        assert_int_equal(kvr_router_find_best_match(f.r, f.ctx, &after, &res), 0);
+    }
+    kvr_router_ctx_destroy(f.ctx);
+    kvr_router_destroy(f.r);
+    assert_int_equal(fa.live, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(ranks_that_are_refused_end_no_booking),
         T(best_overlap_wins),
         T(workers_in_no_order_are_ordered_and_cheap_to_add),
         T(a_result_says_who_else_holds_the_prompt),

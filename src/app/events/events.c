@@ -131,9 +131,11 @@ static int take_file(struct replay *r, const char *path)
     }
     r->lines = 0;
     while (!r->over && !r->broken && (n = getline(&line, &cap, f)) >= 0) take_line(r, path, line, (size_t)n);
+    bool unread = !r->over && !r->broken && !feof(f);
+    if (unread) kvr_log_error("kvroute replay-events: cannot read '%s': %s", path, strerror(errno));
     free(line);
     fclose(f);
-    return 0;
+    return unread ? 2 : 0;
 }
 
 /* ---- the end ------------------------------------------------------------------------------------------------------------ */

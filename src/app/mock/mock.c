@@ -119,9 +119,10 @@ static void on_signal(uv_signal_t *s, int)
 static bool shifted(const char *endpoint, uint32_t rank, char *out, size_t cap)
 {
     const char *colon = strrchr(endpoint, ':');
+    unsigned long port = colon ? strtoul(colon + 1, NULL, 10) : 0;
+    if (port > 65535 || port + rank > 65535) return false; /* libzmq takes what is left of it */
     if (rank == 0) return snprintf(out, cap, "%s", endpoint) < (int)cap;
-    if (!colon) return false;
-    return snprintf(out, cap, "%.*s:%lu", (int)(colon - endpoint), endpoint, strtoul(colon + 1, NULL, 10) + rank) < (int)cap;
+    return colon && snprintf(out, cap, "%.*s:%lu", (int)(colon - endpoint), endpoint, port + rank) < (int)cap;
 }
 
 static int start_rank(struct mock *m, uint32_t id)
@@ -152,7 +153,8 @@ static int start_rank(struct mock *m, uint32_t id)
     if (!o->kv_events) return 0;
     if (!shifted(o->kv_events, id, r->events_at, sizeof r->events_at) ||
         (o->kv_replay && !shifted(o->kv_replay, id, r->replay_at, sizeof r->replay_at))) {
-        kvr_log_error("kvroute mock: --events, --replay: several ranks need tcp endpoints with a port");
+        kvr_log_error("kvroute mock: --events, --replay: no port for rank %u; allowed: tcp endpoints whose ports leave room for every rank",
+                      id);
         return 1;
     }
     struct mock_events_config vc = {.zmq = m->zmq,

@@ -147,6 +147,7 @@ static int watch(struct top *t)
     if (terminal) fputs("\x1b[?1049h\x1b[?25l", stdout); /* another screen, without a cursor */
     while (!t->over) {
         seen = one_look(t, terminal);
+        if (ferror(stdout)) t->over = true; /* nobody reads it any more */
         if (!t->over) wait_for_next(t);
     }
     if (terminal) fputs("\x1b[?25h\x1b[?1049l", stdout);

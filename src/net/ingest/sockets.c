@@ -163,11 +163,11 @@ bool kvr_ingest_endpoint_ok(const char *e)
 
 bool kvr_ingest_endpoint_shift(const char *e, uint32_t offset, char *out, size_t cap)
 {
-    const char *colon = strrchr(e, ':');
+    const char *colon = strncmp(e, "tcp://", 6) == 0 ? strrchr(e, ':') : NULL;
+    unsigned long port = colon ? strtoul(colon + 1, NULL, 10) : 0;
+    if (port > 65535 || port + offset > 65535) return false; /* libzmq takes what is left of it */
     if (offset == 0) return snprintf(out, cap, "%s", e) < (int)cap;
-    if (strncmp(e, "tcp://", 6) != 0 || !colon) return false;
-    unsigned long port = strtoul(colon + 1, NULL, 10) + offset;
-    return port <= 65535 && snprintf(out, cap, "%.*s:%lu", (int)(colon - e), e, port) < (int)cap;
+    return colon && snprintf(out, cap, "%.*s:%lu", (int)(colon - e), e, port + offset) < (int)cap;
 }
 
 bool kvr_ingest_endpoint_at(const char *host, uint16_t port, char *out, size_t cap)
