@@ -7,6 +7,8 @@
 #include "net/nats/internal.h"
 #include "wire/json.h"
 
+#define BUCKET "kvroute-snapshots"
+
 enum { CALL_MS = 2000, FORMAT = 1 };
 
 struct kvr_snapshots {
@@ -26,7 +28,7 @@ int kvr_snapshots_open(struct kvr_nats *link, const char *name, int replicas, st
     }
     snprintf(s->name, sizeof s->name, "%s", name);
     kvConfig_Init(&c);
-    c.Bucket = "kvroute-snapshots";
+    c.Bucket = BUCKET;
     c.History = 1;
     c.Replicas = replicas;
     natsStatus rc = kvr__nats_jetstream(link, CALL_MS, &s->js);
@@ -164,13 +166,16 @@ static void put_version(struct kvr_buf *b, const struct kvr_snapshot_version *v)
     kvr_json_close(b, '}');
 }
 
+/* Of the stream that is the bucket: who purges keys leaves a marker of each. */
 static void delete_version(struct kvr_snapshots *s, const struct kvr_snapshot_version *v)
 {
-    char key[200];
-    for (size_t i = 0; i < v->pieces; i++) {
-        piece_key(s, v->version, i, key, sizeof key);
-        kvStore_Purge(s->kv, key, NULL);
-    }
+    char subject[200];
+    jsOptions o;
+    jsOptions_Init(&o);
+    o.Wait = CALL_MS;
+    snprintf(subject, sizeof subject, "$KV." BUCKET ".%s.%llu.>", s->name, (unsigned long long)v->version);
+    o.Stream.Purge.Subject = subject;
+    (void)js_PurgeStream(s->js, "KV_" BUCKET, &o, NULL);
 }
 
 int kvr_snapshots_commit(struct kvr_snapshots *s, struct kvr_snapshot_draft *d, const struct kvr_snapshot_head *head)
