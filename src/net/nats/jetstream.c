@@ -11,7 +11,8 @@
  * followed by all events since its beginning gives the content (kvroute/index.h). The reader applies S, then everything after p in
  * order. The stream is purged only up to the position of the oldest snapshot that is kept, and only up to what every live
  * consumer has acknowledged; should a reader find that the stream begins later than it needs (it read the head just before a
- * newer one was written and the stream purged), it starts over. A message that is delivered again is left out by its sequence.
+ * newer one was written and the stream purged), it starts over. A snapshot that is older than the stream, or ends before its beginning, is
+ * none. A message that is delivered again is left out by its sequence.
  * A message is acknowledged when the ingest has it in its queue: what dies with the process is restored from the snapshot and the
  * stream by the next one, not from its acknowledgements.
  *
@@ -133,12 +134,35 @@ static int load_version(struct kvr_durable_feed *f, struct kvr_snapshots *s, con
     return rc;
 }
 
+/* Versions are times. */
+static bool is_of_stream(const struct kvr_snapshot_version *v, int64_t created_ns)
+{
+    return (int64_t)v->version > created_ns / 1000000;
+}
+
+/* What the stream was like before the list of snapshots is read: it is purged up to what is in the list. */
+struct stream_state {
+    bool known;
+    int64_t created_ns;
+    uint64_t first;
+};
+
+static struct stream_state stream_state(struct kvr_durable_feed *f)
+{
+    jsStreamInfo *si = NULL;
+    if (js_GetStreamInfo(&si, f->js, f->stream, NULL, NULL) != NATS_OK) return (struct stream_state){0};
+    struct stream_state st = {true, si->Created, si->State.FirstSeq};
+    jsStreamInfo_Destroy(si);
+    return st;
+}
+
 /* Puts the newest good snapshot in place, or nothing. *position: what it is of; 0: nothing. */
 static int load_newest(struct kvr_durable_feed *f, uint64_t *position)
 {
     struct kvr_snapshots *s;
     struct kvr_snapshot_head h;
-    int rc = kvr_snapshots_open(f->c.link, f->token, f->c.replicas, &s);
+    struct stream_state st = stream_state(f);
+    int rc = st.known ? kvr_snapshots_open(f->c.link, f->token, f->c.replicas, &s) : -KVR_ETIMEDOUT;
     if (rc) return rc;
     *position = 0;
     rc = kvr_snapshots_head(s, &h);
@@ -148,6 +172,7 @@ static int load_newest(struct kvr_durable_feed *f, uint64_t *position)
     }
     bool loaded = false;
     for (size_t i = 0; rc == 0 && i < h.n && !loaded; i++) {
+        if (!is_of_stream(&h.v[i], st.created_ns) || h.v[i].position + 1 < st.first) continue;
         rc = load_version(f, s, &h.v[i]);
         loaded = rc == 0;
         if (loaded) *position = h.v[i].position;
@@ -199,11 +224,8 @@ static void unbind(struct kvr_durable_feed *f)
 /* Does the stream still have what comes after our position? */
 static bool stream_reaches(struct kvr_durable_feed *f, uint64_t position)
 {
-    jsStreamInfo *si = NULL;
-    if (js_GetStreamInfo(&si, f->js, f->stream, NULL, NULL) != NATS_OK) return false;
-    bool ok = position == 0 || si->State.FirstSeq <= position + 1;
-    jsStreamInfo_Destroy(si);
-    return ok;
+    struct stream_state st = stream_state(f);
+    return st.known && (position == 0 || st.first <= position + 1);
 }
 
 static bool well(const char *what, natsStatus s)
@@ -506,12 +528,13 @@ static bool lowest_ack(struct keeping *k, uint64_t *out)
     return true;
 }
 
-static void purge_covered(struct keeping *k, const struct kvr_snapshot_head *head, uint64_t first)
+static void purge_covered(struct keeping *k, const struct kvr_snapshot_head *head, const struct stream_state *st)
 {
-    uint64_t ack;
+    uint64_t ack, first = st->first;
     jsOptions o;
     if (head->n == 0 || !lowest_ack(k, &ack)) return;
-    uint64_t covered = head->n == KVR_SNAPSHOT_KEPT ? head->v[KVR_SNAPSHOT_KEPT - 1].position : 0;
+    const struct kvr_snapshot_version *oldest = &head->v[head->n - 1];
+    uint64_t covered = head->n == KVR_SNAPSHOT_KEPT && is_of_stream(oldest, st->created_ns) ? oldest->position : 0;
     uint64_t bound = KVR_MIN(covered, ack);
     if (bound == 0 || bound == UINT64_MAX || bound < first) return;
     jsOptions_Init(&o);
@@ -528,12 +551,14 @@ static void keep(struct keeping *k)
     if (!k->js && kvr__nats_jetstream(f->c.link, CALL_MS, &k->js) != NATS_OK) return;
     if (!k->store && kvr_snapshots_open(f->c.link, f->token, f->c.replicas, &k->store)) return;
     if (js_GetStreamInfo(&si, k->js, f->stream, NULL, NULL) != NATS_OK) return;
-    uint64_t msgs = si->State.Msgs, first = si->State.FirstSeq, last = si->State.LastSeq;
+    uint64_t msgs = si->State.Msgs, last = si->State.LastSeq;
+    struct stream_state st = {true, si->Created, si->State.FirstSeq};
     bool old = msgs && (int64_t)nats_NowInNanoSeconds() - si->State.FirstTime > MAX_AGE_NS / 2;
     jsStreamInfo_Destroy(si);
     NOTE(f, stream_messages, msgs);
     int rc = kvr_snapshots_head(k->store, &head);
-    uint64_t covered = head.n ? head.v[0].position : first ? first - 1 : 0;
+    uint64_t before = st.first ? st.first - 1 : 0;
+    uint64_t covered = head.n && is_of_stream(&head.v[0], st.created_ns) ? head.v[0].position : before;
     uint64_t uncovered = last > covered ? last - covered : 0;
     bool due = uncovered > f->c.threshold;
     if (!due && old && uncovered && kvr_now_ms() - k->aged_ms > AGED_MS) { /* before they are too old to be kept */
@@ -547,8 +572,11 @@ static void keep(struct keeping *k)
         kvr_snapshot_head_free(&head);
         rc = kvr_snapshots_head(k->store, &head);
     }
-    if (rc == 0) purge_covered(k, &head, first);
+    if (rc == 0) purge_covered(k, &head, &st);
     kvr_snapshot_head_free(&head);
+    if (rc != -KVR_ETIMEDOUT) return;
+    kvr_snapshots_close(k->store); /* the bucket may be gone */
+    k->store = NULL;
 }
 
 static void *keeper_main(void *arg)
