@@ -93,6 +93,7 @@ struct kvr_durable_feed {
     int owed;          /* messages that were asked for and have not come */
     uint64_t asked_ms; /* when */
     uint64_t last;     /* sequence that was handed to the ingest */
+    uint64_t consumed; /* the consumer's own sequence, of the last message */
     bool started, up;
     struct kvr_durable_stats n; /* atomics */
 };
@@ -261,11 +262,18 @@ static bool start_over(struct kvr_durable_feed *f)
         return false; /* a newer snapshot is there by now */
     }
     f->last = position;
+    f->consumed = 0;
     COUNT(f, starts);
     return true;
 }
 
 /* ---- the stream --------------------------------------------------------------------------------------------------- */
+
+/* Is what is missing before a message missing in the stream itself? Then it will not come, and ids tell who lacks it. */
+static bool is_hole(struct kvr_durable_feed *f, uint64_t consumer_seq)
+{
+    return consumer_seq == f->consumed + 1 && stream_reaches(f, f->last);
+}
 
 /* Returns: false when something before it is missing. */
 static bool take_message(struct kvr_durable_feed *f, natsMsg *msg, uint64_t *pending)
@@ -275,7 +283,8 @@ static bool take_message(struct kvr_durable_feed *f, natsMsg *msg, uint64_t *pen
     if (natsMsg_GetMetaData(&meta, msg) != NATS_OK) return true;
     uint64_t seq = meta->Sequence.Stream;
     *pending = meta->NumPending;
-    if (f->last && seq > f->last + 1) ok = false;
+    if (f->last && seq > f->last + 1) ok = is_hole(f, meta->Sequence.Consumer);
+    f->consumed = meta->Sequence.Consumer;
     if (ok && seq > f->last && hand_over(f, natsMsg_GetData(msg), (size_t)natsMsg_GetDataLength(msg), seq)) f->last = seq;
     jsMsgMetaData_Destroy(meta);
     return ok;
