@@ -294,7 +294,7 @@ static bool take_message(struct kvr_durable_feed *f, natsMsg *msg, uint64_t *pen
 static natsStatus ask(struct kvr_durable_feed *f)
 {
     char subject[KVR_SCOPE_MAX + 128], body[64];
-    if (f->owed && kvr_now_ms() - f->asked_ms < FETCH_MS + LATE_MS) return NATS_OK;
+    if (f->owed) return NATS_OK;
     f->owed = BATCH;
     f->asked_ms = kvr_now_ms();
     snprintf(subject, sizeof subject, "$JS.API.CONSUMER.MSG.NEXT.%s.%s", f->stream, f->consumer);
@@ -340,6 +340,7 @@ static natsStatus take_next(struct kvr_durable_feed *f, struct batch *b, int64_t
 static bool take_batch(struct kvr_durable_feed *f)
 {
     struct batch b = {.whole = true};
+    bool late = f->owed && kvr_now_ms() - f->asked_ms >= FETCH_MS + LATE_MS;
     natsStatus s = ask(f);
     uint64_t until = kvr_now_ms() + FETCH_MS, now;
     while (s == NATS_OK && b.whole && f->owed && (now = kvr_now_ms()) < until) s = take_next(f, &b, (int64_t)(until - now));
@@ -350,8 +351,9 @@ static bool take_batch(struct kvr_durable_feed *f)
     }
     if (b.reply[0]) (void)natsConnection_PublishString(kvr__nats_connection(f->c.link), b.reply, "+ACK"); /* and all before it */
     if (b.n ? b.pending == 0 : b.over) set_up(f, true);
-    if (s == NATS_OK || s == NATS_TIMEOUT) return true;
-    unbind(f); /* the consumer's leader moved, or the like: bind again */
+    bool silent = late && b.n == 0 && !b.over;
+    if ((s == NATS_OK || s == NATS_TIMEOUT) && !silent) return true;
+    unbind(f); /* the consumer's leader moved, the consumer is gone, or the like: bind again */
     nats_Sleep(50);
     return true;
 }
@@ -359,9 +361,10 @@ static bool take_batch(struct kvr_durable_feed *f)
 static bool consumer_is_there(struct kvr_durable_feed *f)
 {
     jsConsumerInfo *ci = NULL;
-    natsStatus s = js_GetConsumerInfo(&ci, f->js, f->stream, f->consumer, NULL, NULL);
+    jsErrCode why = 0;
+    natsStatus s = js_GetConsumerInfo(&ci, f->js, f->stream, f->consumer, NULL, &why);
     jsConsumerInfo_Destroy(ci);
-    return s != NATS_NOT_FOUND;
+    return s != NATS_NOT_FOUND && why != JSStreamNotFoundErr;
 }
 
 static void *follower_main(void *arg)
