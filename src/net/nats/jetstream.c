@@ -37,6 +37,7 @@ enum {
     BATCH = 512,
     FETCH_MS = 200, /* a request for messages stands so long */
     LATE_MS = 1000, /* and its answer may take so long */
+    UNANSWERED_MAX = 4,
     KEEPER_MS = 1000,
     WALK_BLOCKS = 2048,
     WALK_TRIES = 4,
@@ -91,6 +92,7 @@ struct kvr_durable_feed {
     natsSubscription *sub;
     char inbox[64];
     int owed;          /* messages that were asked for and have not come */
+    int unanswered;    /* requests in a row */
     uint64_t asked_ms; /* when */
     uint64_t last;     /* sequence that was handed to the ingest */
     uint64_t consumed; /* the consumer's own sequence, of the last message */
@@ -211,7 +213,7 @@ static natsStatus make_consumer(struct kvr_durable_feed *f, uint64_t after)
 static natsStatus bind_consumer(struct kvr_durable_feed *f)
 {
     if (f->sub) return NATS_OK;
-    f->owed = 0;
+    f->owed = f->unanswered = 0;
     kvr_nats_inbox(f->inbox, sizeof f->inbox);
     return natsConnection_SubscribeSync(&f->sub, kvr__nats_connection(f->c.link), f->inbox);
 }
@@ -294,7 +296,8 @@ static bool take_message(struct kvr_durable_feed *f, natsMsg *msg, uint64_t *pen
 static natsStatus ask(struct kvr_durable_feed *f)
 {
     char subject[KVR_SCOPE_MAX + 128], body[64];
-    if (f->owed) return NATS_OK;
+    if (f->owed && kvr_now_ms() - f->asked_ms < FETCH_MS + LATE_MS) return NATS_OK;
+    f->unanswered += f->owed > 0;
     f->owed = BATCH;
     f->asked_ms = kvr_now_ms();
     snprintf(subject, sizeof subject, "$JS.API.CONSUMER.MSG.NEXT.%s.%s", f->stream, f->consumer);
@@ -321,6 +324,7 @@ static natsStatus take_next(struct kvr_durable_feed *f, struct batch *b, int64_t
     natsMsg *msg = NULL;
     natsStatus s = natsSubscription_NextMsg(&msg, f->sub, wait_ms);
     if (s != NATS_OK) return s;
+    f->unanswered = 0;
     const char *status = status_of(msg), *reply = natsMsg_GetReply(msg);
     if (status) {
         f->owed = 0;
@@ -340,7 +344,6 @@ static natsStatus take_next(struct kvr_durable_feed *f, struct batch *b, int64_t
 static bool take_batch(struct kvr_durable_feed *f)
 {
     struct batch b = {.whole = true};
-    bool late = f->owed && kvr_now_ms() - f->asked_ms >= FETCH_MS + LATE_MS;
     natsStatus s = ask(f);
     uint64_t until = kvr_now_ms() + FETCH_MS, now;
     while (s == NATS_OK && b.whole && f->owed && (now = kvr_now_ms()) < until) s = take_next(f, &b, (int64_t)(until - now));
@@ -351,8 +354,7 @@ static bool take_batch(struct kvr_durable_feed *f)
     }
     if (b.reply[0]) (void)natsConnection_PublishString(kvr__nats_connection(f->c.link), b.reply, "+ACK"); /* and all before it */
     if (b.n ? b.pending == 0 : b.over) set_up(f, true);
-    bool silent = late && b.n == 0 && !b.over;
-    if ((s == NATS_OK || s == NATS_TIMEOUT) && !silent) return true;
+    if ((s == NATS_OK || s == NATS_TIMEOUT) && f->unanswered < UNANSWERED_MAX) return true;
     unbind(f); /* the consumer's leader moved, the consumer is gone, or the like: bind again */
     nats_Sleep(50);
     return true;
