@@ -84,7 +84,8 @@ void kvr__view_heartbeat(struct kvr_view *v, uint64_t publisher, double ts, uint
     } else if (v->now.ms - v->behind_ms >= BEHIND_MS && v->now.ms - v->event_ms >= BEHIND_MS) {
         v->behind_ms = 0;
         behind(v, other);
-        if (renewed) v->before = 0; /* what is asked now is not of that one */
+        v->before = publisher; /* it lives, whatever its clock says */
+        v->before_since = ts;
     }
     kvr__view_checked(v);
 }
