@@ -285,3 +285,17 @@ def test_snapshots_leave_a_marker_of_each_piece(start, nats, client, hand):
         chain(hand, 2 * n + 1)
         snapshot(r, before)
     wait_for("two snapshots, and the list", lambda: api(client, "STREAM.INFO.KV_kvroute-snapshots")["state"]["messages"] == 3)
+
+
+def test_a_snapshot_whose_writer_died_stays_for_ever(start, nats, client, hand):
+    publisher(start, hand, nats)
+    r = keeper(start, nats)
+    subjects = api(client, "STREAM.INFO.KV_kvroute-snapshots", {"subjects_filter": ">"})["state"]["subjects"]
+    (head,) = [s for s in subjects if s.endswith(".head")]
+    client.request(head.replace("head", "1700000000000.0"), b"a piece of it")
+    for n in range(1, 3):
+        before = r.metric("durable_written_snapshots_total")
+        chain(hand, 2 * n)
+        chain(hand, 2 * n + 1)
+        snapshot(r, before)
+    wait_for("two snapshots, and the list", lambda: api(client, "STREAM.INFO.KV_kvroute-snapshots")["state"]["messages"] == 3)
