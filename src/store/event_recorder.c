@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <pthread.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/buf.h"
 #include "base/lock.h"
@@ -90,13 +89,8 @@ static void *recorder_main(void *arg)
     struct kvr_recorder *r = arg;
     struct kvr_buf mine = {0};
     for (bool stop = false; !stop;) {
-        struct timespec until;
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_nsec += WRITE_EVERY_MS * 1000000L;
-        until.tv_sec += until.tv_nsec / 1000000000;
-        until.tv_nsec %= 1000000000;
         kvr_lock(&r->lock);
-        if (!r->stop && r->waiting.len < WRITE_ABOVE) pthread_cond_timedwait(&r->cond, &r->lock.mutex, &until);
+        if (!r->stop && r->waiting.len < WRITE_ABOVE) kvr_cond_wait_ms(&r->cond, &r->lock, WRITE_EVERY_MS);
         struct kvr_buf swap = r->waiting;
         r->waiting = mine;
         mine = swap;
@@ -125,7 +119,7 @@ int kvr_recorder_create(const struct kvr_recorder_config *config, struct kvr_rec
     r->began_ns = kvr_now_ns(kvr_clock_monotonic());
     r->stats.files = 1;
     kvr_lock_init(&r->lock, KVR_LOCK_RECORDER);
-    pthread_cond_init(&r->cond, NULL);
+    kvr_cond_init(&r->cond);
     if (r->path && r->file && pthread_create(&r->thread, NULL, recorder_main, r) == 0) {
         *out = r;
         return 0;

@@ -7,7 +7,7 @@
  *
  * A generation begins in a visit, between two batches. Journals of one rank follow each other without a hole, and a snapshot names the
  * generation that began with it. So if the snapshot of a new generation cannot be written, the old one and all journals since go on being
- * right.
+ * right: up to JOURNALS_MAX, or to a batch that is in none. What is behind such a hole is of no use, and is removed.
  */
 #include "store/view_store.h"
 
@@ -63,6 +63,8 @@ struct kept {
     bool journalling;       /* batches go to the journal */
     bool changed;           /* since the last snapshot */
     bool due;               /* as soon as may be: there is no journal that goes on */
+    bool cut;               /* there was none: behind this one there is a hole, until a snapshot is written */
+    uint64_t cut_at;        /* this one's generation */
     bool scribe_has, keeper_has;
     uint64_t not_before_ms;     /* may it be written out of turn */
     uint64_t written_ms, round; /* the last round of the keeper that looked at it */
@@ -140,6 +142,8 @@ static void wake_scribe_locked(struct kvr_view_store *st)
 /* The journal ends here, and what is behind is only in the next snapshot. */
 static void give_up_journal_locked(struct kept *k)
 {
+    if (!k->cut) k->cut_at = k->generation;
+    k->cut = true;
     k->journalling = false;
     k->due = k->changed = true;
     pthread_cond_signal(&k->store->to_keeper);
@@ -201,7 +205,7 @@ static void begin_generation_locked(struct kept *k, const struct kvr_saved_sourc
     kvr_saved_begin(&k->journal, KVR_SAVED_JOURNAL);
     kvr_saved_put_source(&k->journal, source);
     k->journalling = !k->journal.failed;
-    k->due = k->changed = false;
+    k->due = k->changed = k->cut = false;
     wake_scribe_locked(k->store);
 }
 
@@ -209,6 +213,8 @@ struct visit {
     struct kept *k;
     struct kvr_view_copy copy;
     bool known, partial, taken;
+    bool cut; /* as of the rank, before */
+    uint64_t cut_at;
 };
 
 static void visit_view(void *arg, const struct kvr_view_status *s, const uint32_t *ranks, size_t n, struct kvr_view_cursor *)
@@ -221,6 +227,8 @@ static void visit_view(void *arg, const struct kvr_view_status *s, const uint32_
     if (!v->taken) return;
     kvr_lock(&v->k->store->lock);
     v->copy.source.generation = v->k->generation + 1;
+    v->cut = v->k->cut;
+    v->cut_at = v->k->cut_at;
     begin_generation_locked(v->k, &v->copy.source);
     kvr_unlock(&v->k->store->lock);
 }
@@ -245,8 +253,8 @@ static uint64_t generation_of(const char *name)
     return kvr_parse_u64(name + 8, len - 12, UINT64_MAX - 1, &n) ? n : 0;
 }
 
-/* Removes the journals of generations before `first`. Returns: the newest generation there is. */
-static uint64_t sweep_journals(const struct kept *k, uint64_t first)
+/* Removes the journals of generations before `first` and after `last`. Returns: the newest generation there was. */
+static uint64_t sweep_journals(const struct kept *k, uint64_t first, uint64_t last)
 {
     char path[KVR_PATH_MAX];
     uint64_t newest = 0;
@@ -254,7 +262,7 @@ static uint64_t sweep_journals(const struct kept *k, uint64_t first)
     for (const struct dirent *e; d && (e = readdir(d));) {
         uint64_t g = generation_of(e->d_name);
         newest = KVR_MAX(newest, g);
-        if (!g || g >= first) continue;
+        if (!g || (g >= first && g <= last)) continue;
         journal_path(k, g, path);
         (void)unlink(path);
     }
@@ -283,6 +291,19 @@ static void note_written(struct kept *k)
     kvr_unlock(&st->lock);
 }
 
+/* The old snapshot and the journals since stay of use, but those behind a hole. */
+static void note_unwritten(struct visit *v)
+{
+    struct kept *k = v->k;
+    kvr_lock(&k->store->lock);
+    if (v->cut) k->cut_at = v->cut_at;
+    k->cut |= v->cut;
+    if (k->cut || k->journal_bytes > JOURNALS_MAX) give_up_journal_locked(k);
+    uint64_t last = k->cut ? k->cut_at : UINT64_MAX;
+    kvr_unlock(&k->store->lock);
+    sweep_journals(k, 0, last);
+}
+
 /* Returns: whether the view has a place in its stream. */
 static bool take_snapshot(struct kept *k)
 {
@@ -291,9 +312,10 @@ static bool take_snapshot(struct kept *k)
     int rc = kvr_ingest_visit_view(k->store->ingest, k->of.worker, visit_view, &v);
     if (v.taken && write_view(&v, err, sizeof err)) {
         note_written(k);
-        sweep_journals(k, v.copy.source.generation);
+        sweep_journals(k, v.copy.source.generation, UINT64_MAX);
     } else if (rc == 0 && v.known && !v.partial) {
         complain(k->store, err);
+        if (v.taken) note_unwritten(&v);
     }
     kvr_view_copy_free(&v.copy);
     return v.known;
@@ -576,8 +598,8 @@ static void restore(struct restore *r)
         s->generation = UINT64_MAX; /* no journal is of use */
     }
     /* Journals that are there are not written on: the last may be torn. */
-    uint64_t newest = sweep_journals(r->k, s->generation);
-    r->k->generation = s->generation < UINT64_MAX ? KVR_MAX(newest, s->generation) : newest;
+    uint64_t newest = sweep_journals(r->k, s->generation, UINT64_MAX);
+    r->k->generation = r->k->cut_at = s->generation < UINT64_MAX ? KVR_MAX(newest, s->generation) : newest;
     r->k->changed = r->k->due = r->k->generation != 0;
     kvr_buf_free(&r->tail);
 }
@@ -595,6 +617,7 @@ static struct kept *kept_new(struct kvr_view_store *st, const struct kvr_view_of
     snprintf(k->dir, sizeof k->dir, "%.*s/worker-%llu-rank-%u", KVR_PATH_MAX - DIR_ROOM, st->dir, (unsigned long long)of->worker.worker_id,
              of->worker.dp_rank);
     k->pieces_tail = &k->pieces;
+    k->cut = true;
     k->fd = -1;
     return k;
 }
@@ -670,7 +693,7 @@ int kvr_view_store_keep(struct kvr_view_store *st, const struct kvr_view_of *of)
     struct kept *k = kept_new(st, of);
     if (!k) return -KVR_ENOMEM;
     make_directory(k);
-    k->generation = sweep_journals(k, 0);
+    k->generation = k->cut_at = sweep_journals(k, 0, UINT64_MAX);
     k->changed = k->due = true;
     int rc = kvr_ingest_visit_view(st->ingest, of->worker, begin_to_keep, k);
     if (rc) free(k);

@@ -8,6 +8,7 @@
  */
 #include "wire/engine_events.h"
 
+#include <math.h>
 #include <msgpuck.h>
 #include <string.h>
 
@@ -644,6 +645,7 @@ static int read_ts(struct reader *r, double *ts)
     }
     if ((!is(r, MP_DOUBLE) && !is(r, MP_FLOAT)) || skip(r)) return -KVR_EFORMAT;
     *ts = mp_typeof(*p) == MP_DOUBLE ? mp_decode_double(&p) : (double)mp_decode_float(&p);
+    if (!isfinite(*ts)) *ts = 0; /* not known */
     return 0;
 }
 

@@ -299,6 +299,29 @@ def test_a_full_disk_is_said_once_and_counted(start, engines, tmp_path):
     assert whole(s) and e.differences(s, prompts_of(random.Random(2), 40)) == []
 
 
+def test_a_full_disk_fills_with_journals(start, engine, tmp_path):
+    """What cannot be used is not kept: behind a batch that is in no journal, only a snapshot is of use."""
+    e = engine()
+    worker = f"http://127.0.0.1:{free_ports()},id=1,events=tcp://127.0.0.1:{e.events}"
+    more = ["--block-size", 4, "--data-dir", tmp_path / "data"]
+    s = start(Serve, [worker], *more, "--snapshot-interval", 0.1, limits=[("fsize", 4096)], ready=False)
+    e.heard_by(1)
+
+    def more_events():
+        for _ in range(60):
+            e.stored([e.seq * 8 + k + 1 for k in range(8)], [e.seq * 100 + k for k in range(32)])
+        wait_for("they are seen", lambda: s.view()["batches"] == e.seq)
+
+    def failures():
+        return s.metric("data_dir_snapshot_failures_total")
+    more_events()
+    wait_for("the first failure", lambda: failures() > 0)
+    while failures() < 12:  # of a journal and of a snapshot, once a second
+        more_events()
+    journals = sorted((tmp_path / "data" / "worker-1-rank-0").glob("journal-*"))
+    assert s.view()["view"] == "whole" and len(journals) <= 3, journals
+
+
 def test_a_directory_that_cannot_be_written_is_a_start_up_error(start, engines, tmp_path):
     m = start(Mock)
     (tmp_path / "file").write_text("")

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """KV events over NATS: publishers, routers and indexers on one server; losses, silence, partitions, restarts of every part."""
+import time
+
 import pytest
 
 from conftest import Indexer, Mock, Process, Publish, ScriptedServer, Select, Serve, call, free_ports, local_hashes, stays, wait_for
@@ -110,6 +112,20 @@ def test_a_lost_event_without_recovery_leaves_a_partial_view(start, nats, client
     client.publish(EVENTS, envelope(6, 1, router_event(7, 7, "cleared")))
     wait_for("the new life is whole", lambda: s.view(7)["view"] == "whole")
     assert s.view(7)["restarts"] == 1 and overlap(s) == {(7, 0): 0}
+
+
+def test_the_events_of_a_publisher_are_late_for_an_hour(start, nats, client):
+    """It began anew after its clock was set back, and the view kept what the life before had."""
+    s = select_on(start, nats.url)
+    add_worker(s, 7)
+    later = time.time() + 3600
+    client.publish(EVENTS, envelope(5, 0, router_event(7, 1, "cleared"), at=later))
+    client.publish(EVENTS, envelope(5, 1, router_event(7, 2, stored([1], HASHES[:1])), at=later))
+    wait_for("the block", lambda: overlap(s) == {(7, 0): 1})
+    client.publish(EVENTS, envelope(6, 0, router_event(7, 1, "cleared")))
+    client.publish(EVENTS, envelope(6, 1, router_event(7, 2, stored([1, 2], HASHES[:2]))))
+    wait_for("the new life", lambda: s.view(7)["restarts"] == 1 and overlap(s) == {(7, 0): 2})
+    assert s.view(7)["view"] == "whole"
 
 
 def test_beats_tell_of_a_lost_tail(start, nats, client):

@@ -613,6 +613,16 @@ def test_two_cold_replicas_do_not_wait_for_each_other(start):
     wait_for("ready", lambda: silent.call("GET", "/ready").status == 200, 5)
 
 
+def test_a_stamp_that_is_no_number_makes_the_dump_no_json(start, engine):
+    e, ix = engine(), start(Indexer, ready=False)
+    ix.register(7, e, replay=False)
+    e.heard_by(1)
+    e.send(msgpack.packb([float("nan"), [["BlockStored", [1, 2], None, list(range(8)), 4]], 0]))
+    wait_for("whole", ix.trusted)
+    (part,) = json.loads(ix.call("GET", "/dump?views=1").body, parse_constant=None).values()
+    assert part["views"][0]["last_ts"] == 0
+
+
 def test_model_names_with_colons(start, engine):
     a, e = start(Indexer), engine()
     a.register(1, e, model="org:model%1")

@@ -2,7 +2,8 @@
 """Events that a JetStream server did not keep: published again in order, within bounds, and told of when they were lost."""
 import base64
 import json
-import signal
+import os
+import shutil
 
 import msgpack
 import pytest
@@ -47,10 +48,21 @@ def publisher(start, hand, nats):
     return p
 
 
-def router(start, nats, p=None):
+def router(start, nats, p=None, *more):
     """It has nobody to ask, unless it is given the publisher: what it holds is what the stream brought."""
     worker = f"http://127.0.0.1:{free_ports()},id=7" + (f",recover={p.url}" if p else "")
-    return start(Serve, [worker], "--block-size", 4, *plane(nats), ready=False)
+    return start(Serve, [worker], "--block-size", 4, *plane(nats), *more, ready=False)
+
+
+def keeper(start, nats, p=None):
+    """It has written a snapshot, and will write another after two events."""
+    r = router(start, nats, p, "--router-snapshot-threshold", 1)
+    snapshot(r)
+    return r
+
+
+def snapshot(r, after=0):
+    wait_for("a snapshot", lambda: r.metric("durable_written_snapshots_total") > after, 30)
 
 
 def prompt(n):
@@ -212,3 +224,78 @@ def test_an_event_that_no_server_takes_holds_up_the_rest(start, hand):
         client.close()
     finally:
         small.stop()
+
+
+def test_a_server_that_lost_its_streams_is_never_followed_again(start, nats, hand):
+    """Streams and buckets are made again, by whoever needs them."""
+    p = publisher(start, hand, nats)
+    r = keeper(start, nats, p)
+    nats.kill()
+    shutil.rmtree(os.path.join(nats.dir, "js"))
+    nats.start()
+    chain(hand, 1)
+    chain(hand, 2)
+    wait_for("all blocks", lambda: [blocks(r, n) for n in range(3)] == [2, 2, 2] and r.view(7)["trusted"], 40)
+    wait_for("a lease", lambda: r.metric("durable_keeper") == 1, 30)
+    before = r.metric("durable_written_snapshots_total")
+    chain(hand, 3)
+    chain(hand, 4)
+    snapshot(r, before)
+
+
+def test_a_stream_with_a_hole_is_never_caught_up_with(start, nats, client, hand):
+    """What is missing in the middle is lost, and the ids tell."""
+    p = publisher(start, hand, nats)
+    for n in range(1, 4):
+        chain(hand, n)
+    wait_for("they are stored", lambda: p.status()["newest_id"] == 5 and p.status()["stream"]["waiting"] == 0)
+    api(client, f"STREAM.MSG.DELETE.{STREAM}", {"seq": 3})
+    asks, alone = router(start, nats, p), router(start, nats)
+    wait_for("who can ask has all", lambda: asks.view(7).get("view") == "whole" and blocks(asks, 1) == 2, 20)
+    wait_for("who cannot has what came after it", lambda: alone.view(7).get("view") == "partial" and blocks(alone, 3) == 2, 20)
+    assert blocks(alone, 0) == 0 and alone.metric("durable_restarts_total") == 0
+
+
+@pytest.mark.parametrize("how", ["DELETE", "PURGE"])
+def test_a_snapshot_that_the_stream_does_not_go_on_from_is_used(start, nats, client, hand, how):
+    """The stream is another one, or its messages have grown too old: who starts has what the stream has."""
+    p = publisher(start, hand, nats)
+    r = keeper(start, nats)
+    r.kill()
+    chain(hand, 1)
+    wait_for("it is stored", lambda: p.status()["newest_id"] == 3 and p.status()["stream"]["waiting"] == 0)
+    api(client, f"STREAM.{how}.{STREAM}")
+    hand.removed([1, 2])
+    chain(hand, 2)
+    wait_for("they are stored", lambda: p.status()["newest_id"] == 5 and p.status()["stream"]["waiting"] == 0, 20)
+    late = router(start, nats, None, "--router-snapshot-threshold", 1)
+    wait_for("it has what is in the stream", lambda: late.view(7).get("view") == "partial" and blocks(late, 2) == 2, 20)
+    assert blocks(late, 0) == 0 and late.metric("durable_loaded_snapshots_total") == 0
+    chain(hand, 3)
+    hand.cleared()
+    snapshot(late)
+
+
+def test_snapshots_leave_a_marker_of_each_piece(start, nats, client, hand):
+    publisher(start, hand, nats)
+    r = keeper(start, nats)
+    for n in range(1, 5):
+        before = r.metric("durable_written_snapshots_total")
+        chain(hand, 2 * n)
+        chain(hand, 2 * n + 1)
+        snapshot(r, before)
+    wait_for("two snapshots, and the list", lambda: api(client, "STREAM.INFO.KV_kvroute-snapshots")["state"]["messages"] == 3)
+
+
+def test_a_snapshot_whose_writer_died_stays_for_ever(start, nats, client, hand):
+    publisher(start, hand, nats)
+    r = keeper(start, nats)
+    subjects = api(client, "STREAM.INFO.KV_kvroute-snapshots", {"subjects_filter": ">"})["state"]["subjects"]
+    (head,) = [s for s in subjects if s.endswith(".head")]
+    client.request(head.replace("head", "1700000000000.0"), b"a piece of it")
+    for n in range(1, 3):
+        before = r.metric("durable_written_snapshots_total")
+        chain(hand, 2 * n)
+        chain(hand, 2 * n + 1)
+        snapshot(r, before)
+    wait_for("two snapshots, and the list", lambda: api(client, "STREAM.INFO.KV_kvroute-snapshots")["state"]["messages"] == 3)

@@ -317,3 +317,18 @@ def test_a_late_sidecar_sends_stores_whose_parent_it_has_not_sent(start, hand, z
     finally:
         if nats:
             nats.stop()
+
+
+def test_an_engine_where_a_publisher_was_is_never_understood(start, hand, engine):
+    """Events in envelopes came from there before: an operator has taken the sidecar away, or its --publish-format is another one."""
+    port = free_ports()
+    p = start(Publish, hand, "--publish-format", "envelope", out=port, block_size=4, with_replay=False)
+    r = start(Serve, [f"http://127.0.0.1:{free_ports()},id=7,events=tcp://127.0.0.1:{port}"], "--block-size", 4, ready=False)
+    hand.heard_by(1)
+    wait_for("connected", lambda: hand.stored([hand.seq + 1], TOKENS[:4]) or r.view(7).get("batches"))
+    p.stop()
+    e = engine(events=port)
+    e.heard_by(1)
+    e.stored([1001, 1002], TOKENS[:8])
+    wait_for("its blocks", lambda: r.view(7)["trusted"] and r.overlap(TOKENS[:8]) == {(7, 0): 2})
+    assert r.view(7)["view"] == "whole"

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A router and a worker's recover endpoint that answers as told: what is asked, what becomes of the view, and bad answers."""
 
+import threading
+
 import pytest
 
-from conftest import Engine, ScriptedServer, Serve, local_hashes, wait_for
+from conftest import SLOW, Engine, ScriptedServer, Serve, local_hashes, wait_for
 
 TOKENS = list(range(1, 41))
 
@@ -155,6 +157,19 @@ def test_a_worker_that_cannot_tell_leaves_the_view_untrusted(start, engine, work
     wait_for("untrusted, and why", lambda: reason in s.view().get("reason", ""), 20)
     worker.script = lambda q: {"TreeDump": {"events": [event(0, [1], TOKENS[:4])], "last_event_id": 9}}
     wait_for("trusted when it can", lambda: s.view()["trusted"] and depth(s) == 1, 20)
+
+
+def test_an_endpoint_that_hangs_blinds_a_view_for_minutes(start, engine, worker):
+    """Ten seconds of silence are enough; then events are taken without what it could tell."""
+    ended = threading.Event()
+    worker.script = lambda q: ended.wait(120 * SLOW) and 503
+    s = router(start, engine, worker)
+    engine.heard_by(1)
+    try:
+        engine.stored([1, 2], TOKENS[:8])
+        wait_for("it goes on without", lambda: s.view().get("trusted") and depth(s) == 2, 30)
+    finally:
+        ended.set()
 
 
 def test_the_endpoint_is_named_and_checked(start):

@@ -5,8 +5,11 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
+#include "store/event_recorder.h"
 #include "store/line_log.h"
 
 enum { LANES = 4, LINES = 20000 };
@@ -159,6 +162,31 @@ static void a_pipe_that_nobody_empties_does_not_hold_up_the_end(void **)
     close(reader);
 }
 
+/* The time of day is about to be set back by an hour: who waits until a time of day waits as long. */
+int clock_gettime(clockid_t clock, struct timespec *out)
+{
+    long rc = syscall(SYS_clock_gettime, clock, out);
+    if (clock == CLOCK_REALTIME) out->tv_sec += 3600;
+    return (int)rc;
+}
+
+static void a_recording_waits_until_the_clock_has_caught_up(void **)
+{
+    struct kvr_recorder_config c = {.path = path};
+    struct kvr_recorder *r = NULL;
+    struct stat st = {0};
+    char err[600];
+    assert_int_equal(kvr_recorder_create(&c, &r, err, sizeof err), 0);
+    usleep(20000); /* its thread waits */
+    kvr_recorder_event(r, &(struct kvr_event){.kind = KVR_EVENT_CLEARED});
+    for (unsigned i = 0; i < 2000 && st.st_size == 0; i++) {
+        usleep(5000);
+        assert_int_equal(stat(path, &st), 0);
+    }
+    assert_true(st.st_size > 0);
+    kvr_recorder_destroy(r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -166,6 +194,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_file_opened_anew_gets_what_follows, make_folder, drop_folder),
         cmocka_unit_test_setup_teardown(what_cannot_be_written_is_counted_as_dropped, make_folder, drop_folder),
         cmocka_unit_test_setup_teardown(a_line_longer_than_the_lane_is_dropped, make_folder, drop_folder),
+        cmocka_unit_test_setup_teardown(a_recording_waits_until_the_clock_has_caught_up, make_folder, drop_folder),
         cmocka_unit_test_setup_teardown(a_pipe_that_nobody_empties_does_not_hold_up_the_end, make_folder, drop_folder),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

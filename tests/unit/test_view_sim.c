@@ -117,6 +117,7 @@ struct world {
     struct run runs[RUNS];
     unsigned run;
     bool up;
+    int64_t clock_ms; /* its host's, ahead of ours */
     uint64_t up_at_ms, engine_held;
     size_t buffer; /* batches that can be replayed */
     /* the wire */
@@ -127,7 +128,7 @@ struct world {
     struct question question;
     struct asked asked;
     uint64_t mute_until_ms, stalled_until_ms, evidence_until_ms, resume_at_ms;
-    unsigned loss, repeats, late, breaks, restarts, mutes, stalls, memory, evidence, pauses,
+    unsigned loss, repeats, late, breaks, restarts, mutes, stalls, memory, evidence, pauses, clocks,
         adopts;        /* of 10,000: a batch, an event, a step */
     bool forwarded;    /* the connection is to a process in between, which goes on when the engine restarts */
     unsigned line;     /* the run that the view is connected to, or has last heard of */
@@ -435,6 +436,11 @@ static void clear(struct world *w, struct sent *out)
     w->engine_held = 0;
 }
 
+static double stamp(const struct world *w)
+{
+    return 1000 + (double)((int64_t)w->now_ms + w->clock_ms) / 1e3;
+}
+
 /* One event where each has an id of its own; a publisher begins with a clear. */
 static void fill_batch(struct world *w, struct sent *out, bool first)
 {
@@ -449,7 +455,7 @@ static void fill_batch(struct world *w, struct sent *out, bool first)
 static void publish(struct world *w)
 {
     struct run *r = &w->runs[w->run];
-    struct sent b = {.ts = 1000 + (double)w->now_ms / 1e3};
+    struct sent b = {.ts = stamp(w)};
     fill_batch(w, &b, r->n == 0);
     if (!b.n) return;
     b.held = w->engine_held;
@@ -475,6 +481,7 @@ static void engine_restart(struct world *w)
     if (!w->forwarded && !w->mode->shared) break_line(w);
     w->up = false;
     w->run++;
+    if (w->mode->heartbeats && chance(w, w->clocks)) w->clock_ms = (int64_t)up_to(w, 600000) - 300000;
     w->engine_held = 0;
     w->up_at_ms = w->now_ms + 10 + up_to(w, 2000);
     if (!w->mode->shared) w->attach_at_ms = KVR_MAX(w->attach_at_ms, w->up_at_ms);
@@ -754,7 +761,7 @@ static void take_live_message(struct world *w, const struct message *m)
     case CONNECTED: take_connected(w, m); break;
     case HEARTBEAT:
         w->line = KVR_MAX(w->line, m->run);
-        if (!w->paused) kvr__view_heartbeat(view_of(w), publisher_of(m->run), 1000 + (double)w->now_ms / 1e3, m->seq);
+        if (!w->paused) kvr__view_heartbeat(view_of(w), publisher_of(m->run), stamp(w), m->seq);
         break;
     case END: break;
     }
@@ -812,8 +819,8 @@ static void world_open(struct world *w, uint64_t seed, const struct mode *mode)
     bool is_short = mode->few || (mode->recover && chance(w, 5000));
     w->buffer = is_short ? 1 + kvr_rng_below(&w->rng, 20) : SIZE_MAX / 2;
     unsigned *rates[] = {&w->loss,   &w->repeats, &w->late,     &w->breaks, &w->restarts, &w->mutes,
-                         &w->stalls, &w->memory,  &w->evidence, &w->pauses, &w->adopts};
-    unsigned most[] = {1000, 1000, 500, 30, 15, 20, 10, 100, 10, 10, 20};
+                         &w->stalls, &w->memory,  &w->evidence, &w->pauses, &w->adopts,   &w->clocks};
+    unsigned most[] = {1000, 1000, 500, 30, 15, 20, 10, 100, 10, 10, 20, 5000};
     for (size_t i = 0; i < KVR_ARRAY_LEN(rates); i++) *rates[i] = chance(w, 5000) ? kvr_rng_below(&w->rng, most[i] + 1) : 0;
     w->forwarded = !mode->recover && !mode->shared && chance(w, 2000);
     w->lossy = chance(w, 1000);

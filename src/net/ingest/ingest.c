@@ -75,9 +75,15 @@ static void release(struct frames *f)
 
 static void take_frames(struct kvr_ingest *in, struct source *s, struct frames *f)
 {
-    if (f->total == 4 && zmq_msg_size(&f->m[2]) == 8) kvr__plane_frame(in, s, zmq_msg_data(&f->m[3]), zmq_msg_size(&f->m[3]));
-    else if (f->total != 3 || zmq_msg_size(&f->m[1]) != 8) s->st.bad_frames++;
-    else kvr__view_batch(kvr__source_view(s), kvr_load_be64(zmq_msg_data(&f->m[1])), zmq_msg_data(&f->m[2]), zmq_msg_size(&f->m[2]));
+    if (f->total == 4 && zmq_msg_size(&f->m[2]) == 8) {
+        kvr__plane_frame(in, s, zmq_msg_data(&f->m[3]), zmq_msg_size(&f->m[3]));
+    } else if (f->total != 3 || zmq_msg_size(&f->m[1]) != 8) {
+        s->st.bad_frames++;
+    } else {
+        struct kvr_view *v = kvr__source_view(s);
+        kvr__view_enveloped(v, false);
+        kvr__view_batch(v, kvr_load_be64(zmq_msg_data(&f->m[1])), zmq_msg_data(&f->m[2]), zmq_msg_size(&f->m[2]));
+    }
 }
 
 /* What the broken connection had brought is read. */

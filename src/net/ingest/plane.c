@@ -219,7 +219,7 @@ void kvr__plane_frame(struct kvr_ingest *in, struct source *s, const char *data,
     bool ok = kvr_plane_frame_open(data, len, &envelope, &envelope_len) == 0 &&
               kvr_envelope_read(envelope, envelope_len, &in->plane_scratch, &e) == 0;
     in->plane_scratch.failed = false;
-    if (ok && !s->view.enveloped) kvr__view_enveloped(kvr__source_view(s));
+    if (ok) kvr__view_enveloped(kvr__source_view(s), true);
     struct taking t = {in, {ok ? (double)e.published_at_ms * 1e-3 : 0, ok ? e.publisher : 0}, s, false, ok && e.partial, false};
     if (ok && kvr_envelope_is(&e, KVR_PLANE_EVENTS)) ok = kvr_plane_events_each(e.payload, e.payload_len, take_own_event, &t) == 0;
     s->view.counts.decode_errors += !ok;

@@ -164,7 +164,7 @@ static void start_due(struct kvr_recover_client *c)
         if (j->call && (now >= j->deadline_ms || now >= j->began_ms + ATTEMPT_MS)) {
             kvr_http_call_cancel(j->call);
             end_attempt(j);
-            failed(j, "the recover endpoint does not answer in time");
+            finish(j, "the recover endpoint does not answer in time"); /* who waits has other events to go on with */
         } else if (!j->call && c->on_wire < AT_ONCE && now >= j->due_ms) {
             attempt(j);
         }

@@ -11,7 +11,8 @@
  * followed by all events since its beginning gives the content (kvroute/index.h). The reader applies S, then everything after p in
  * order. The stream is purged only up to the position of the oldest snapshot that is kept, and only up to what every live
  * consumer has acknowledged; should a reader find that the stream begins later than it needs (it read the head just before a
- * newer one was written and the stream purged), it starts over. A message that is delivered again is left out by its sequence.
+ * newer one was written and the stream purged), it starts over. A snapshot that is older than the stream, or ends before its beginning, is
+ * none. A message that is delivered again is left out by its sequence.
  * A message is acknowledged when the ingest has it in its queue: what dies with the process is restored from the snapshot and the
  * stream by the next one, not from its acknowledgements.
  *
@@ -36,6 +37,7 @@ enum {
     BATCH = 512,
     FETCH_MS = 200, /* a request for messages stands so long */
     LATE_MS = 1000, /* and its answer may take so long */
+    UNANSWERED_MAX = 4,
     KEEPER_MS = 1000,
     WALK_BLOCKS = 2048,
     WALK_TRIES = 4,
@@ -90,8 +92,10 @@ struct kvr_durable_feed {
     natsSubscription *sub;
     char inbox[64];
     int owed;          /* messages that were asked for and have not come */
+    int unanswered;    /* requests in a row */
     uint64_t asked_ms; /* when */
     uint64_t last;     /* sequence that was handed to the ingest */
+    uint64_t consumed; /* the consumer's own sequence, of the last message */
     bool started, up;
     struct kvr_durable_stats n; /* atomics */
 };
@@ -133,12 +137,35 @@ static int load_version(struct kvr_durable_feed *f, struct kvr_snapshots *s, con
     return rc;
 }
 
+/* Versions are times. */
+static bool is_of_stream(const struct kvr_snapshot_version *v, int64_t created_ns)
+{
+    return (int64_t)v->version > created_ns / 1000000;
+}
+
+/* What the stream was like before the list of snapshots is read: it is purged up to what is in the list. */
+struct stream_state {
+    bool known;
+    int64_t created_ns;
+    uint64_t first;
+};
+
+static struct stream_state stream_state(struct kvr_durable_feed *f)
+{
+    jsStreamInfo *si = NULL;
+    if (js_GetStreamInfo(&si, f->js, f->stream, NULL, NULL) != NATS_OK) return (struct stream_state){0};
+    struct stream_state st = {true, si->Created, si->State.FirstSeq};
+    jsStreamInfo_Destroy(si);
+    return st;
+}
+
 /* Puts the newest good snapshot in place, or nothing. *position: what it is of; 0: nothing. */
 static int load_newest(struct kvr_durable_feed *f, uint64_t *position)
 {
     struct kvr_snapshots *s;
     struct kvr_snapshot_head h;
-    int rc = kvr_snapshots_open(f->c.link, f->token, f->c.replicas, &s);
+    struct stream_state st = stream_state(f);
+    int rc = st.known ? kvr_snapshots_open(f->c.link, f->token, f->c.replicas, &s) : -KVR_ETIMEDOUT;
     if (rc) return rc;
     *position = 0;
     rc = kvr_snapshots_head(s, &h);
@@ -148,6 +175,7 @@ static int load_newest(struct kvr_durable_feed *f, uint64_t *position)
     }
     bool loaded = false;
     for (size_t i = 0; rc == 0 && i < h.n && !loaded; i++) {
+        if (!is_of_stream(&h.v[i], st.created_ns) || h.v[i].position + 1 < st.first) continue;
         rc = load_version(f, s, &h.v[i]);
         loaded = rc == 0;
         if (loaded) *position = h.v[i].position;
@@ -185,7 +213,7 @@ static natsStatus make_consumer(struct kvr_durable_feed *f, uint64_t after)
 static natsStatus bind_consumer(struct kvr_durable_feed *f)
 {
     if (f->sub) return NATS_OK;
-    f->owed = 0;
+    f->owed = f->unanswered = 0;
     kvr_nats_inbox(f->inbox, sizeof f->inbox);
     return natsConnection_SubscribeSync(&f->sub, kvr__nats_connection(f->c.link), f->inbox);
 }
@@ -199,11 +227,8 @@ static void unbind(struct kvr_durable_feed *f)
 /* Does the stream still have what comes after our position? */
 static bool stream_reaches(struct kvr_durable_feed *f, uint64_t position)
 {
-    jsStreamInfo *si = NULL;
-    if (js_GetStreamInfo(&si, f->js, f->stream, NULL, NULL) != NATS_OK) return false;
-    bool ok = position == 0 || si->State.FirstSeq <= position + 1;
-    jsStreamInfo_Destroy(si);
-    return ok;
+    struct stream_state st = stream_state(f);
+    return st.known && (position == 0 || st.first <= position + 1);
 }
 
 static bool well(const char *what, natsStatus s)
@@ -239,11 +264,18 @@ static bool start_over(struct kvr_durable_feed *f)
         return false; /* a newer snapshot is there by now */
     }
     f->last = position;
+    f->consumed = 0;
     COUNT(f, starts);
     return true;
 }
 
 /* ---- the stream --------------------------------------------------------------------------------------------------- */
+
+/* Is what is missing before a message missing in the stream itself? Then it will not come, and ids tell who lacks it. */
+static bool is_hole(struct kvr_durable_feed *f, uint64_t consumer_seq)
+{
+    return consumer_seq == f->consumed + 1 && stream_reaches(f, f->last);
+}
 
 /* Returns: false when something before it is missing. */
 static bool take_message(struct kvr_durable_feed *f, natsMsg *msg, uint64_t *pending)
@@ -253,7 +285,8 @@ static bool take_message(struct kvr_durable_feed *f, natsMsg *msg, uint64_t *pen
     if (natsMsg_GetMetaData(&meta, msg) != NATS_OK) return true;
     uint64_t seq = meta->Sequence.Stream;
     *pending = meta->NumPending;
-    if (f->last && seq > f->last + 1) ok = false;
+    if (f->last && seq > f->last + 1) ok = is_hole(f, meta->Sequence.Consumer);
+    f->consumed = meta->Sequence.Consumer;
     if (ok && seq > f->last && hand_over(f, natsMsg_GetData(msg), (size_t)natsMsg_GetDataLength(msg), seq)) f->last = seq;
     jsMsgMetaData_Destroy(meta);
     return ok;
@@ -264,6 +297,7 @@ static natsStatus ask(struct kvr_durable_feed *f)
 {
     char subject[KVR_SCOPE_MAX + 128], body[64];
     if (f->owed && kvr_now_ms() - f->asked_ms < FETCH_MS + LATE_MS) return NATS_OK;
+    f->unanswered += f->owed > 0;
     f->owed = BATCH;
     f->asked_ms = kvr_now_ms();
     snprintf(subject, sizeof subject, "$JS.API.CONSUMER.MSG.NEXT.%s.%s", f->stream, f->consumer);
@@ -290,6 +324,7 @@ static natsStatus take_next(struct kvr_durable_feed *f, struct batch *b, int64_t
     natsMsg *msg = NULL;
     natsStatus s = natsSubscription_NextMsg(&msg, f->sub, wait_ms);
     if (s != NATS_OK) return s;
+    f->unanswered = 0;
     const char *status = status_of(msg), *reply = natsMsg_GetReply(msg);
     if (status) {
         f->owed = 0;
@@ -319,8 +354,8 @@ static bool take_batch(struct kvr_durable_feed *f)
     }
     if (b.reply[0]) (void)natsConnection_PublishString(kvr__nats_connection(f->c.link), b.reply, "+ACK"); /* and all before it */
     if (b.n ? b.pending == 0 : b.over) set_up(f, true);
-    if (s == NATS_OK || s == NATS_TIMEOUT) return true;
-    unbind(f); /* the consumer's leader moved, or the like: bind again */
+    if ((s == NATS_OK || s == NATS_TIMEOUT) && f->unanswered < UNANSWERED_MAX) return true;
+    unbind(f); /* the consumer's leader moved, the consumer is gone, or the like: bind again */
     nats_Sleep(50);
     return true;
 }
@@ -328,9 +363,10 @@ static bool take_batch(struct kvr_durable_feed *f)
 static bool consumer_is_there(struct kvr_durable_feed *f)
 {
     jsConsumerInfo *ci = NULL;
-    natsStatus s = js_GetConsumerInfo(&ci, f->js, f->stream, f->consumer, NULL, NULL);
+    jsErrCode why = 0;
+    natsStatus s = js_GetConsumerInfo(&ci, f->js, f->stream, f->consumer, NULL, &why);
     jsConsumerInfo_Destroy(ci);
-    return s != NATS_NOT_FOUND;
+    return s != NATS_NOT_FOUND && why != JSStreamNotFoundErr;
 }
 
 static void *follower_main(void *arg)
@@ -506,12 +542,13 @@ static bool lowest_ack(struct keeping *k, uint64_t *out)
     return true;
 }
 
-static void purge_covered(struct keeping *k, const struct kvr_snapshot_head *head, uint64_t first)
+static void purge_covered(struct keeping *k, const struct kvr_snapshot_head *head, const struct stream_state *st)
 {
-    uint64_t ack;
+    uint64_t ack, first = st->first;
     jsOptions o;
     if (head->n == 0 || !lowest_ack(k, &ack)) return;
-    uint64_t covered = head->n == KVR_SNAPSHOT_KEPT ? head->v[KVR_SNAPSHOT_KEPT - 1].position : 0;
+    const struct kvr_snapshot_version *oldest = &head->v[head->n - 1];
+    uint64_t covered = head->n == KVR_SNAPSHOT_KEPT && is_of_stream(oldest, st->created_ns) ? oldest->position : 0;
     uint64_t bound = KVR_MIN(covered, ack);
     if (bound == 0 || bound == UINT64_MAX || bound < first) return;
     jsOptions_Init(&o);
@@ -528,12 +565,14 @@ static void keep(struct keeping *k)
     if (!k->js && kvr__nats_jetstream(f->c.link, CALL_MS, &k->js) != NATS_OK) return;
     if (!k->store && kvr_snapshots_open(f->c.link, f->token, f->c.replicas, &k->store)) return;
     if (js_GetStreamInfo(&si, k->js, f->stream, NULL, NULL) != NATS_OK) return;
-    uint64_t msgs = si->State.Msgs, first = si->State.FirstSeq, last = si->State.LastSeq;
+    uint64_t msgs = si->State.Msgs, last = si->State.LastSeq;
+    struct stream_state st = {true, si->Created, si->State.FirstSeq};
     bool old = msgs && (int64_t)nats_NowInNanoSeconds() - si->State.FirstTime > MAX_AGE_NS / 2;
     jsStreamInfo_Destroy(si);
     NOTE(f, stream_messages, msgs);
     int rc = kvr_snapshots_head(k->store, &head);
-    uint64_t covered = head.n ? head.v[0].position : first ? first - 1 : 0;
+    uint64_t before = st.first ? st.first - 1 : 0;
+    uint64_t covered = head.n && is_of_stream(&head.v[0], st.created_ns) ? head.v[0].position : before;
     uint64_t uncovered = last > covered ? last - covered : 0;
     bool due = uncovered > f->c.threshold;
     if (!due && old && uncovered && kvr_now_ms() - k->aged_ms > AGED_MS) { /* before they are too old to be kept */
@@ -547,8 +586,11 @@ static void keep(struct keeping *k)
         kvr_snapshot_head_free(&head);
         rc = kvr_snapshots_head(k->store, &head);
     }
-    if (rc == 0) purge_covered(k, &head, first);
+    if (rc == 0) purge_covered(k, &head, &st);
     kvr_snapshot_head_free(&head);
+    if (rc != -KVR_ETIMEDOUT) return;
+    kvr_snapshots_close(k->store); /* the bucket may be gone */
+    k->store = NULL;
 }
 
 static void *keeper_main(void *arg)

@@ -45,6 +45,7 @@ struct kvr_registry {
     uint64_t renew_ms; /* the watcher is made anew; 0: not. After a reconnect libnats (3.4) renews the watcher's consumer on a thread of its
                         * own, and destroying it meanwhile reads a name that thread has freed */
     uint64_t grace_ms; /* before, nothing is gone */
+    bool lost;         /* the bucket: it is made anew when nothing watches it any more */
 };
 
 void kvr_registry_token(const char *text, char *out, size_t cap)
@@ -94,7 +95,9 @@ static bool well(const struct kvr_registry *r, const char *what, natsStatus s)
 static bool open_store(struct kvr_registry *r)
 {
     kvConfig c;
+    if (r->lost && !r->watcher) drop_store(r);
     if (r->kv) return true;
+    r->lost = false;
     if (!r->js && !well(r, "opened", kvr__nats_jetstream(r->c.link, CALL_MS, &r->js))) return false;
     if (js_KeyValue(&r->kv, r->js, r->bucket) == NATS_OK) return true;
     kvConfig_Init(&c);
@@ -103,6 +106,15 @@ static bool open_store(struct kvr_registry *r)
     c.TTL = (int64_t)r->ttl_ms * 1000000;
     c.Replicas = r->c.replicas;
     return well(r, "opened", js_CreateKeyValue(&r->kv, r->js, &c));
+}
+
+/* Nobody takes what is written there. */
+static void lose_store(struct kvr_registry *r)
+{
+    r->lost = true;
+    if (!r->watcher || r->renew_ms) return;
+    r->renew_ms = kvr_now_ms() + SETTLE_MS;
+    r->grace_ms = r->renew_ms + r->ttl_ms;
 }
 
 /* ---- keeping ------------------------------------------------------------------------------------------------------ */
@@ -148,6 +160,7 @@ static void keep_one(struct kvr_registry *r, struct kept *k)
     if (k->held && k->exclusive && now - k->renewed_ms > r->ttl_ms * 4 / 5) set_held(r, k, false);
     if (!value) return;
     natsStatus s = open_store(r) ? renew(r, k, value) : NATS_NOT_FOUND;
+    if (s == NATS_NO_RESPONDERS) lose_store(r);
     if (!k->exclusive && r->kv) (void)well(r, "written", s); /* of the others it is how leases work */
     free(value);
     if (s == NATS_OK) {

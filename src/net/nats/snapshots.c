@@ -7,6 +7,8 @@
 #include "net/nats/internal.h"
 #include "wire/json.h"
 
+#define BUCKET "kvroute-snapshots"
+
 enum { CALL_MS = 2000, FORMAT = 1 };
 
 struct kvr_snapshots {
@@ -26,7 +28,7 @@ int kvr_snapshots_open(struct kvr_nats *link, const char *name, int replicas, st
     }
     snprintf(s->name, sizeof s->name, "%s", name);
     kvConfig_Init(&c);
-    c.Bucket = "kvroute-snapshots";
+    c.Bucket = BUCKET;
     c.History = 1;
     c.Replicas = replicas;
     natsStatus rc = kvr__nats_jetstream(link, CALL_MS, &s->js);
@@ -164,13 +166,35 @@ static void put_version(struct kvr_buf *b, const struct kvr_snapshot_version *v)
     kvr_json_close(b, '}');
 }
 
+/* Of the stream that is the bucket: who purges keys leaves a marker of each. before: messages there; 0: all. */
+static void purge(struct kvr_snapshots *s, const char *subject, uint64_t before)
+{
+    jsOptions o;
+    jsOptions_Init(&o);
+    o.Wait = CALL_MS;
+    o.Stream.Purge.Subject = subject;
+    o.Stream.Purge.Sequence = before;
+    (void)js_PurgeStream(s->js, "KV_" BUCKET, &o, NULL);
+}
+
 static void delete_version(struct kvr_snapshots *s, const struct kvr_snapshot_version *v)
 {
+    char subject[200];
+    snprintf(subject, sizeof subject, "$KV." BUCKET ".%s.%llu.>", s->name, (unsigned long long)v->version);
+    purge(s, subject, 0);
+}
+
+/* What was written before the oldest snapshot that is kept: also pieces of who died before the head named them. */
+static void delete_older(struct kvr_snapshots *s, const struct kvr_snapshot_version *v)
+{
     char key[200];
-    for (size_t i = 0; i < v->pieces; i++) {
-        piece_key(s, v->version, i, key, sizeof key);
-        kvStore_Purge(s->kv, key, NULL);
+    kvEntry *e = NULL;
+    piece_key(s, v->version, 0, key, sizeof key);
+    if (v->pieces && kvStore_Get(&e, s->kv, key) == NATS_OK && kvEntry_Revision(e) > 1) { /* before 1 is all to the server */
+        snprintf(key, sizeof key, "$KV." BUCKET ".%s.>", s->name);
+        purge(s, key, kvEntry_Revision(e));
     }
+    kvEntry_Destroy(e);
 }
 
 int kvr_snapshots_commit(struct kvr_snapshots *s, struct kvr_snapshot_draft *d, const struct kvr_snapshot_head *head)
@@ -192,6 +216,7 @@ int kvr_snapshots_commit(struct kvr_snapshots *s, struct kvr_snapshot_draft *d, 
         return rc == NATS_TIMEOUT || rc == NATS_NO_MEMORY ? -KVR_ETIMEDOUT : -KVR_EEXISTS;
     }
     for (size_t i = KVR_SNAPSHOT_KEPT - 1; i < head->n; i++) delete_version(s, &head->v[i]);
+    delete_older(s, head->n ? &head->v[KVR_MIN(head->n, (size_t)KVR_SNAPSHOT_KEPT - 1) - 1] : &d->v);
     free(d->v.hashes);
     d->v.hashes = NULL;
     return 0;

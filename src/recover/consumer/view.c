@@ -131,7 +131,8 @@ static enum kvr_cursor_verdict publisher_verdict(struct kvr_view *v, const struc
 {
     uint64_t last = v->publisher ? v->publisher : v->before;
     double since = v->publisher ? v->publisher_since : v->before_since;
-    if (last && last != b->publisher) return b->ts < since ? KVR_CURSOR_STALE : KVR_CURSOR_RESTART; /* of before its restart, or after */
+    if (last && last != b->publisher) /* of before its restart, or after; clocks may have been set, but not what it begins with */
+        return b->ts < since && b->seq > KVR_VIEW_FIRST_EVENT ? KVR_CURSOR_STALE : KVR_CURSOR_RESTART;
     bool first = !v->publisher && b->seq == KVR_VIEW_FIRST_EVENT && begins_anew(v, b);
     if (first && v->cursor.next > KVR_VIEW_FIRST_EVENT + 1) return KVR_CURSOR_RESTART; /* the content is from before the restart */
     enum kvr_cursor_verdict verdict = kvr__cursor_replay(&v->cursor, b->seq);

@@ -295,7 +295,7 @@ void kvr__view_copies_taken_back(struct kvr_view *v, bool torn);
 void kvr__view_adopt(struct kvr_view *v, const struct kvr_view_cursor *c);
 
 /* Of a shared stream (recover/consumer/view_stream.c). */
-void kvr__view_enveloped(struct kvr_view *v); /* from now on events come, not batches */
+void kvr__view_enveloped(struct kvr_view *v, bool enveloped); /* from now on events come, not batches, or the other way round */
 void kvr__view_stream_up(struct kvr_view *v);
 void kvr__view_stream_down(struct kvr_view *v);
 /* An event has come. ahead: of a durable stream, before it is stored. heartbeats: its publisher sends them. Returns: whether it is to be

@@ -84,7 +84,8 @@ void kvr__view_heartbeat(struct kvr_view *v, uint64_t publisher, double ts, uint
     } else if (v->now.ms - v->behind_ms >= BEHIND_MS && v->now.ms - v->event_ms >= BEHIND_MS) {
         v->behind_ms = 0;
         behind(v, other);
-        if (renewed) v->before = 0; /* what is asked now is not of that one */
+        v->before = publisher; /* it lives, whatever its clock says */
+        v->before_since = ts;
     }
     kvr__view_checked(v);
 }
@@ -104,11 +105,14 @@ void kvr__view_stream_up(struct kvr_view *v)
     kvr__view_connected(v);
 }
 
-void kvr__view_enveloped(struct kvr_view *v)
+void kvr__view_enveloped(struct kvr_view *v, bool enveloped)
 {
-    v->enveloped = true;
-    kvr__view_drop_waiting(v);                /* engine batches */
-    if (v->counts.batches) kvr__view_drop(v); /* their names say nothing of events' ids */
+    if (v->enveloped == enveloped) return;
+    v->enveloped = enveloped;
+    v->told_partial = false;
+    kvr__view_drop_waiting(v); /* of the other kind */
+    /* sequences of batches say nothing of events' ids */
+    if (enveloped ? v->counts.batches > 0 : v->cursor.applied_any) kvr__view_drop(v);
     kvr__view_checked(v);
 }
 
