@@ -112,7 +112,7 @@ static void extent_free(struct lane *ln, struct extent *x)
     struct arena *a = &ln->arena;
     kvr_mem_put(&ln->mem, x->raw, x->bytes);
     a->bytes -= x->bytes;
-    *x = a->extents[--a->n];
+    memmove(x, x + 1, (size_t)(a->extents + --a->n - x) * sizeof *x); /* the small ones stay first */
     if (a->n) return;
     kvr_mem_put(&ln->mem, a->extents, a->cap * sizeof *a->extents);
     a->extents = NULL;
