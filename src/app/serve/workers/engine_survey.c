@@ -20,7 +20,7 @@ enum { SURVEYS_MAX = 32, PATIENT_MAX = 16 /* in a tick */ };
 struct survey {
     struct survey *next;
     struct workers *workers;
-    uint64_t id;
+    uint64_t id, ups; /* of the worker, and of its engine: another one may have taken the id when the answer comes */
     struct kvr_engine_ask *ask;
 };
 
@@ -32,11 +32,21 @@ static void forget(struct survey *v)
     free(v);
 }
 
+static bool is_there(const struct survey *v)
+{
+    kvr_lock(&v->workers->lock);
+    const struct worker *w = worker_find_locked(v->workers, v->id);
+    bool same = w && atomic_load(&w->ups) == v->ups;
+    kvr_unlock(&v->workers->lock);
+    return same;
+}
+
 static void on_answer(void *ctx, const struct kvr_engine_facts *facts, const char *)
 {
     struct survey *v = ctx;
-    if (facts) learn(v->workers, v->id, facts);
-    else learn_nothing(v->workers, v->id); /* it is asked again in a while */
+    bool same = is_there(v); /* else who came is asked in its turn */
+    if (same && facts) learn(v->workers, v->id, facts);
+    if (same && !facts) learn_nothing(v->workers, v->id); /* it is asked again in a while */
     forget(v);
 }
 
@@ -71,6 +81,7 @@ static bool begin_locked(struct workers *ws, const struct worker *w)
     }
     v->workers = ws;
     v->id = w->id;
+    v->ups = atomic_load(&w->ups);
     v->next = ws->surveys;
     ws->surveys = v;
     ws->surveys_n++;
@@ -100,15 +111,6 @@ void engine_survey_tick(struct workers *ws)
     }
     size_t n = find_patient(ws, now, ids);
     for (size_t i = 0; i < n; i++) learn_nothing(ws, ids[i]);
-}
-
-void engine_survey_forget(struct workers *ws, uint64_t id)
-{
-    struct survey *v = ws->surveys;
-    while (v && v->id != id) v = v->next;
-    if (!v) return;
-    kvr_engine_ask_cancel(v->ask);
-    forget(v);
 }
 
 void engine_survey_stop(struct workers *ws)

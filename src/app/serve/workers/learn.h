@@ -10,7 +10,6 @@
 
 /* engine_survey.c */
 void engine_survey_tick(struct workers *ws);
-void engine_survey_forget(struct workers *ws, uint64_t id); /* it has gone, or is another one */
 void engine_survey_stop(struct workers *ws);
 /* learn.c: takes what the engine has said: into the worker, which joins another partition when need be, and to stderr when it is new. */
 void learn(struct workers *ws, uint64_t id, const struct kvr_engine_facts *f);

@@ -14,7 +14,6 @@
 #include "app/serve/workers/engines/engine_load.h"
 #include "app/serve/workers/engines/health.h"
 #include "app/serve/workers/engines/learnt.h"
-#include "app/serve/workers/learn.h"
 #include "app/serve/workers/table/room.h"
 #include "app/serve/workers/table/roster.h"
 #include "app/serve/workers/views/evidence.h"
@@ -294,13 +293,6 @@ static int make_ready(const struct workers *ws, struct worker *w, char *err, siz
                       (unsigned long long)other->id, other->block_size, w->block_size);
 }
 
-/* What its engine still answers is of one that is not there any more. */
-static void stop_asking(struct workers *ws, uint64_t id)
-{
-    health_forget(ws, id);
-    engine_survey_forget(ws, id);
-}
-
 int worker_add(struct workers *ws, const struct worker *spec, char *err, size_t cap)
 {
     struct worker *w = copy_of(spec);
@@ -316,7 +308,7 @@ int worker_add(struct workers *ws, const struct worker *spec, char *err, size_t 
     if (old && atomic_load(&old->removed)) {
         sort_engine(ws, old);
         worker_let_go(old);
-        if (!spec->learns) stop_asking(ws, spec->id);
+        if (!spec->learns) health_forget(ws, spec->id);
     }
     if (rc) {
         follow_again(ws, spec->id);
@@ -344,7 +336,7 @@ bool worker_remove(struct workers *ws, uint64_t id)
     kvr_unlock(&ws->lock);
     sort_engine(ws, w);
     worker_let_go(w);
-    stop_asking(ws, id);
+    health_forget(ws, id);
     views_unfollow(ws, id);
     kvr_router_remove_worker(partition->router, id); /* once more: an event may have been on its way */
     return true;
