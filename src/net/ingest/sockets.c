@@ -146,9 +146,11 @@ bool kvr__sockets_renew(struct kvr_ingest *in, struct source *s)
 
 /* ---- endpoints -------------------------------------------------------------------------------------- */
 
+enum { ENDPOINT_MAX = 240 };
+
 bool kvr_ingest_endpoint_ok(const char *e)
 {
-    if (strlen(e) >= 240) return false;
+    if (strlen(e) >= ENDPOINT_MAX) return false;
     if (strncmp(e, "ipc://", 6) == 0) return e[6] != 0;
     if (strncmp(e, "tcp://", 6) != 0) return false;
     const char *colon = strrchr(e + 6, ':');
@@ -167,7 +169,7 @@ bool kvr_ingest_endpoint_shift(const char *e, uint32_t offset, char *out, size_t
     unsigned long port = colon ? strtoul(colon + 1, NULL, 10) : 0;
     if (port > 65535 || port + offset > 65535) return false; /* libzmq takes what is left of it */
     if (offset == 0) return snprintf(out, cap, "%s", e) < (int)cap;
-    return colon && snprintf(out, cap, "%.*s:%lu", (int)(colon - e), e, port + offset) < (int)cap;
+    return colon && snprintf(out, cap, "%.*s:%lu", (int)(colon - e), e, port + offset) < (int)KVR_MIN(cap, (size_t)ENDPOINT_MAX);
 }
 
 bool kvr_ingest_endpoint_at(const char *host, uint16_t port, char *out, size_t cap)
