@@ -276,15 +276,19 @@ def test_a_snapshot_that_the_stream_does_not_go_on_from_is_used(start, nats, cli
     snapshot(late)
 
 
-def test_snapshots_leave_a_marker_of_each_piece(start, nats, client, hand):
-    publisher(start, hand, nats)
-    r = keeper(start, nats)
-    for n in range(1, 5):
+def only_two_snapshots_stay_of(n, r, hand, client):
+    for n in range(1, n + 1):
         before = r.metric("durable_written_snapshots_total")
         chain(hand, 2 * n)
         chain(hand, 2 * n + 1)
         snapshot(r, before)
     wait_for("two snapshots, and the list", lambda: api(client, "STREAM.INFO.KV_kvroute-snapshots")["state"]["messages"] == 3)
+
+
+def test_snapshots_leave_a_marker_of_each_piece(start, nats, client, hand):
+    publisher(start, hand, nats)
+    r = keeper(start, nats)
+    only_two_snapshots_stay_of(4, r, hand, client)
 
 
 def test_a_snapshot_whose_writer_died_stays_for_ever(start, nats, client, hand):
@@ -293,9 +297,4 @@ def test_a_snapshot_whose_writer_died_stays_for_ever(start, nats, client, hand):
     subjects = api(client, "STREAM.INFO.KV_kvroute-snapshots", {"subjects_filter": ">"})["state"]["subjects"]
     (head,) = [s for s in subjects if s.endswith(".head")]
     client.request(head.replace("head", "1700000000000.0"), b"a piece of it")
-    for n in range(1, 3):
-        before = r.metric("durable_written_snapshots_total")
-        chain(hand, 2 * n)
-        chain(hand, 2 * n + 1)
-        snapshot(r, before)
-    wait_for("two snapshots, and the list", lambda: api(client, "STREAM.INFO.KV_kvroute-snapshots")["state"]["messages"] == 3)
+    only_two_snapshots_stay_of(2, r, hand, client)

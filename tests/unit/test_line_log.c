@@ -177,13 +177,8 @@ static void a_recording_waits_until_the_clock_has_caught_up(void **)
     struct stat st = {0};
     char err[600];
     assert_int_equal(kvr_recorder_create(&c, &r, err, sizeof err), 0);
-    usleep(20000); /* its thread waits */
     kvr_recorder_event(r, &(struct kvr_event){.kind = KVR_EVENT_CLEARED});
-    for (unsigned i = 0; i < 2000 && st.st_size == 0; i++) {
-        usleep(5000);
-        assert_int_equal(stat(path, &st), 0);
-    }
-    assert_true(st.st_size > 0);
+    WAIT_FOR(stat(path, &st) == 0 && st.st_size > 0, 10);
     kvr_recorder_destroy(r);
 }
 
