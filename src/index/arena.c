@@ -30,7 +30,7 @@ static char *aligned(char *p)
 /* ---- without extents ------------------------------------------------------------------------------------ */
 
 /* The start of the memory is noted in front of the piece. */
-static void *alone_get(struct lane *ln, size_t bytes)
+void *kvr__alone_get(struct lane *ln, size_t bytes)
 {
     char *raw = kvr_mem_get(&ln->mem, bytes + ALIGNED);
     if (!raw) return NULL;
@@ -39,10 +39,10 @@ static void *alone_get(struct lane *ln, size_t bytes)
     return p;
 }
 
-static void alone_put(struct lane *ln, char *p, size_t bytes)
+void kvr__alone_put(struct lane *ln, void *p, size_t bytes)
 {
     char *raw;
-    memcpy(&raw, p - sizeof raw, sizeof raw);
+    memcpy(&raw, (char *)p - sizeof raw, sizeof raw);
     kvr_mem_put(&ln->mem, raw, bytes + ALIGNED);
 }
 
@@ -130,7 +130,7 @@ void *kvr__arena_get(struct lane *ln, size_t bytes)
 {
     struct arena *a = &ln->arena;
     uint32_t n = grains(bytes), at = NO_ROOM;
-    if (a->off) return alone_get(ln, bytes);
+    if (a->off) return kvr__alone_get(ln, bytes);
     struct extent *x = a->extents, *end = x ? x + a->n : NULL;
     for (; x < end; x++)
         if (x->longest >= n && (at = find_room(x, n)) != NO_ROOM) break;
@@ -147,7 +147,7 @@ void kvr__arena_put(struct lane *ln, void *p, size_t bytes)
 {
     struct arena *a = &ln->arena;
     if (a->off) {
-        alone_put(ln, p, bytes);
+        kvr__alone_put(ln, p, bytes);
         return;
     }
     struct extent *x = a->extents, *end = x ? x + a->n : NULL;

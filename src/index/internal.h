@@ -528,6 +528,8 @@ struct run *kvr__limbo_next(const struct run *r); /* of a collection */
 /* ---- arena.c: pieces of up to 256 KiB, at multiples of 128 */
 void *kvr__arena_get(struct lane *ln, size_t bytes);
 void kvr__arena_put(struct lane *ln, void *p, size_t bytes);
+void *kvr__alone_get(struct lane *ln, size_t bytes); /* of no extent */
+void kvr__alone_put(struct lane *ln, void *p, size_t bytes);
 size_t kvr__arena_round(size_t bytes); /* what a piece takes */
 
 /* ---- slab.c */

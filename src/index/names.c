@@ -155,15 +155,22 @@ static size_t chunk_bytes(const struct name_level *l)
     return sizeof(struct name_bucket) << l->chunk_bits;
 }
 
+/* The table of an index that has become empty: a piece of a large extent would keep all of that. */
+static bool stays(const struct name_level *l)
+{
+    return l->nb <= MIN_NB;
+}
+
 static struct name_bucket *chunk_new(struct lane *ln, const struct name_level *l)
 {
-    void *c = kvr__arena_get(ln, chunk_bytes(l));
+    void *c = stays(l) ? kvr__alone_get(ln, chunk_bytes(l)) : kvr__arena_get(ln, chunk_bytes(l));
     return c ? memset(c, 0, chunk_bytes(l)) : NULL;
 }
 
 static void chunk_free(struct lane *ln, struct name_level *l, size_t c)
 {
-    if (l->chunk[c]) kvr__arena_put(ln, l->chunk[c], chunk_bytes(l));
+    if (l->chunk[c] && stays(l)) kvr__alone_put(ln, l->chunk[c], chunk_bytes(l));
+    else if (l->chunk[c]) kvr__arena_put(ln, l->chunk[c], chunk_bytes(l));
     l->chunk[c] = NULL;
 }
 

@@ -722,7 +722,7 @@ static void memory_comes_back(void **s)
         clear(f, W(1));
     }
     kvr_index_stats(f->ix, &st);
-    assert_true(st.bytes < before + 800000); /* the table of children stays, and an extent of 512 KiB at most */
+    assert_true(st.bytes < before + 400000); /* the table of children stays */
     assert_int_equal(st.blocks, 0);
     assert_int_equal(st.nodes, 0);
 }
