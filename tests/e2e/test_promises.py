@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from conftest import Mock, Serve, call
+from conftest import Mock, Serve, call, wait_for
 from test_proxy import raw
 
 
@@ -43,6 +43,7 @@ def test_what_is_kept_of_views_is_for_its_owner_only(start, tmp_path):
     finally:
         os.umask(old)
     assert s.complete(list(range(64))).status == 200
-    s.stop()  # the whole copy is written, too
+    wait_for("a copy", lambda: any((tmp_path / "views").rglob("view.kvr")))
+    s.stop()  # so that nothing is on its way
     modes = {str(p): stat.S_IMODE(p.stat().st_mode) for p in [tmp_path / "views", *(tmp_path / "views").rglob("*")]}
     assert all(mode == (0o700 if os.path.isdir(p) else 0o600) for p, mode in modes.items()) and len(modes) > 3, modes
