@@ -11,7 +11,7 @@
 
 #include "app/serve/common/clock.h"
 #include "app/serve/workers/entry/worker_key.h"
-#include "app/serve/workers/workers.h"
+#include "app/serve/workers/table/worker.h"
 #include "net/http/ask.h"
 #include "token/probes.h"
 #include "wire/engine_tokens.h"
@@ -48,19 +48,9 @@ static void give_up(struct prober *p)
     prober_stop(p);
 }
 
-/* Is it the engine that was asked? */
-static bool is_there(const struct prober *p)
-{
-    workers_lock(p->of->workers);
-    const struct worker *w = worker_find_locked(p->of->workers, p->worker_id);
-    bool same = w && atomic_load(&w->ups) == p->ups;
-    workers_unlock(p->of->workers);
-    return same;
-}
-
 static void finish(struct prober *p, bool could_ask)
 {
-    if (!is_there(p)) {
+    if (!worker_is_same(p->of->workers, p->worker_id, p->ups)) {
         prober_stop(p);
         return;
     }

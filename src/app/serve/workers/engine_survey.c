@@ -32,19 +32,10 @@ static void forget(struct survey *v)
     free(v);
 }
 
-static bool is_there(const struct survey *v)
-{
-    kvr_lock(&v->workers->lock);
-    const struct worker *w = worker_find_locked(v->workers, v->id);
-    bool same = w && atomic_load(&w->ups) == v->ups;
-    kvr_unlock(&v->workers->lock);
-    return same;
-}
-
 static void on_answer(void *ctx, const struct kvr_engine_facts *facts, const char *)
 {
     struct survey *v = ctx;
-    bool same = is_there(v); /* else who came is asked in its turn */
+    bool same = worker_is_same(v->workers, v->id, v->ups); /* else who came is asked in its turn */
     if (same && facts) learn(v->workers, v->id, facts);
     if (same && !facts) learn_nothing(v->workers, v->id); /* it is asked again in a while */
     forget(v);

@@ -16,6 +16,15 @@ struct worker *worker_find_locked(struct workers *ws, uint64_t id)
     return at ? (struct worker *)(uintptr_t)*at : NULL;
 }
 
+bool worker_is_same(struct workers *ws, uint64_t id, uint64_t ups)
+{
+    kvr_lock(&ws->lock);
+    const struct worker *w = worker_find_locked(ws, id);
+    bool same = w && atomic_load(&w->ups) == ups;
+    kvr_unlock(&ws->lock);
+    return same;
+}
+
 void worker_copy_locked(struct worker_spec *to, const struct worker *from)
 {
     memset(to, 0, sizeof *to);

@@ -194,6 +194,8 @@ void worker_unknown_members(struct kvr_json o, struct kvr_unknown_members *out);
 /* What is wrong with the first of them, in words. */
 void worker_unknown_say(const struct kvr_unknown_members *u, char *out, size_t cap);
 struct worker *worker_find_locked(struct workers *ws, uint64_t id);
+/* Is it there, and its engine the one whose `ups` these were? Takes the table's lock. */
+bool worker_is_same(struct workers *ws, uint64_t id, uint64_t ups);
 /* What its entry says and what was learnt of it, not what is atomic. */
 void worker_copy_locked(struct worker_spec *to, const struct worker *from);
 /* Is there an endpoint of events in what an entry says, or was learnt? Notes it in the worker. */
