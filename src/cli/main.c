@@ -26,11 +26,15 @@ static void print_commands(FILE *f)
 }
 
 /* Large blocks are mapped, so they go back to the system when they are freed. Left to itself glibc stops doing that for blocks of
- * up to 32 MiB after the first one that is freed, and the memory of a large body stays in a heap. */
-static void map_large_blocks(void)
+ * up to 32 MiB after the first one that is freed, and the memory of a large body stays in a heap. What is smaller stays with its heap
+ * up to some of the largest: by default glibc gives back from 128 KiB on, so that each body of 32 KiB took its pages from the system
+ * anew whenever nothing happened to lie above it (9 faults a request, 15 to 20 us). */
+static void keep_small_blocks_map_large(void)
 {
 #ifdef M_MMAP_THRESHOLD
-    (void)mallopt(M_MMAP_THRESHOLD, 512 << 10);
+    enum { MAPPED_FROM = 512 << 10 };
+    (void)mallopt(M_MMAP_THRESHOLD, MAPPED_FROM);
+    (void)mallopt(M_TRIM_THRESHOLD, 8 * MAPPED_FROM);
 #endif
 }
 
@@ -65,7 +69,7 @@ static void say_unknown(const char *name)
 int main(int argc, char **argv)
 {
     const char *name = argc > 1 ? argv[1] : "";
-    map_large_blocks();
+    keep_small_blocks_map_large();
     (void)signal(SIGHUP, SIG_IGN); /* those with something to read again do so; nobody dies of it */
     const struct command *explained = argc > 2 && !strcmp(name, "help") ? commands_find(&all, argv[2]) : NULL;
     if (explained) return run(explained, argc > 3 ? 3 : 2, (char *[]){argv[2], (char[]){"--help"}, argc > 3 ? argv[3] : NULL, NULL});
