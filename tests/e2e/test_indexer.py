@@ -151,6 +151,7 @@ def test_both_queries_give_tokens(one):
     assert ix.scores(TOKENS, cache_salt="x") == {} and ix.scores(TOKENS, lora_name="x") == {}
     assert "untrusted" not in ix.post("/query", {"token_ids": TOKENS, "model_name": "m"})
     assert ix.post("/query?detail=1", {"token_ids": TOKENS, "model_name": "m"})["untrusted"] == []
+    assert "untrusted" not in ix.post("/query?nodetail=1", {"token_ids": TOKENS, "model_name": "m"})
 
 
 def test_a_prompt_that_ends_with_a_block_is_found_whole_in_a_window(one):
@@ -295,6 +296,8 @@ def test_initial_workers(start, engine):
     (["--block-size", 4, "--workers", "5"], "invalid worker entry `5`; expected worker_id[:dp_rank]=endpoint"),
     (["--block-size", 4, "--workers", "x=tcp://a:1"], "invalid worker id in `x=tcp://a:1`"),
     (["--block-size", 4, "--workers", "5:y=tcp://a:1"], "invalid dp_rank in `5:y=tcp://a:1`"),
+    (["--block-size", 4, "--workers", "5=tcp://" + "a" * 240], "--workers: `tcp://" + "a" * 58 + "...` is too long; allowed: at most 239 bytes"),
+    (["--block-size", 4, "--workers", "5=tcp://a:1", "--model", "m" * 256], "is too long; allowed: at most 255 bytes"),
     (["--peers", "ftp://x"], "--peers: bad value 'ftp://x'"),
     (["--api-key-file", "/no/such"], "no key in '/no/such'"),
     (["--access-log", "/no/such/file"], "cannot open '/no/such/file'"),
@@ -698,6 +701,9 @@ def test_events_of_a_recording_are_taken_when_allowed(start, engine):
     assert "block_size mismatch" in ix.post("/events", {**body, "block_size": 8}, 409)["error"]
     for wrong in ({"events": 5}, {"events": [5]}, {"events": [{}]}, {"block_size": 0}, {"block_size": "x"}, {"model_name": 5}):
         ix.post("/events", {**body, **wrong}, 422)
+    for i in range(1023):  # with "m" as many as there may be
+        ix.post("/events", {**body, "model_name": f"m{i}"})
+    assert ix.post("/events", {**body, "model_name": "one more"}, 409)["error"] == "no room for another model and routing group: at most 1024"
     ix.register(4, engine())
     assert "registered here" in ix.post("/events", body, 409)["error"]
     start(Indexer).post("/events", body, 404)

@@ -62,7 +62,12 @@ void events_post(struct request *rq, struct kvr_json o)
     } else if (kvr_json_type_of(events) != KVR_JSON_ARRAY) {
         answer_error(rq, 422, "events: allowed: a list of router events");
     } else if (!(f.part = catalogue_get(rq->loop->indexer, model, group, (uint32_t)bs))) {
-        answer_error(rq, 409, "block_size mismatch for model=%s routing_group=%s: requested=%u", model, group, (unsigned)bs);
+        struct partition *other = catalogue_find(rq->loop->indexer, model, strlen(model), group, strlen(group));
+        if (other)
+            answer_error(rq, 409, "block_size mismatch for model=%s routing_group=%s: existing=%u, requested=%u", model, group,
+                         other->block_size, (unsigned)bs);
+        else answer_error(rq, 409, "no room for another model and routing group: at most %d", PARTITIONS_MAX);
+        if (other) partition_unref(other);
     } else {
         int rc = 0;
         for (struct kvr_json_iter i = kvr_json_iter(events); rc == 0 && kvr_json_next(&i);) rc = take_event(&f, i.value);

@@ -33,6 +33,14 @@ static bool whole(const char *s, uint64_t max, uint64_t *out)
     return kvr_parse_u64(s, strlen(s), max, out);
 }
 
+/* A registration's text. Returns: false, said: it does not fit. */
+static bool put_text(char *out, size_t cap, const char *option, const char *text)
+{
+    if ((size_t)snprintf(out, cap, "%s", text) < cap) return true;
+    kvr_log_error("kvroute indexer: --%s: `%.64s...` is too long; allowed: at most %zu bytes", option, text, cap - 1);
+    return false;
+}
+
 /* instance_id[:dp_rank]=endpoint */
 static int add_worker(struct indexer *x, char *item)
 {
@@ -56,9 +64,9 @@ static int add_worker(struct indexer *x, char *item)
         return 1;
     }
     r.dp_rank = (uint32_t)rank;
-    snprintf(r.model, sizeof r.model, "%s", x->o->model);
-    snprintf(r.group, sizeof r.group, "%s", x->o->group);
-    snprintf(r.endpoint, sizeof r.endpoint, "%s", eq + 1);
+    if (!put_text(r.model, sizeof r.model, "model", x->o->model) || !put_text(r.group, sizeof r.group, "routing-group", x->o->group) ||
+        !put_text(r.endpoint, sizeof r.endpoint, "workers", eq + 1))
+        return 1;
     if (catalogue_register(x, &r, err, sizeof err) == 0) return 0;
     kvr_log_error("kvroute indexer: --workers: `%s`: %s", copy, err);
     return 1;

@@ -226,8 +226,8 @@ static void put_views_of(struct indexer *x, struct kvr_buf *b, const struct part
 
 static bool wants_detail(const struct request *rq)
 {
-    struct kvr_text q = kvr_http_conn_request(rq->conn)->query;
-    return q.ptr && memmem(q.ptr, q.len, "detail=1", 8) != NULL;
+    char value[2];
+    return kvr_query_parameter(kvr_http_conn_request(rq->conn)->query, "detail", value, sizeof value) == 1 && value[0] == '1';
 }
 
 /* Answers for l->locals[0..n), of a prompt of `isl` tokens. */

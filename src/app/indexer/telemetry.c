@@ -36,8 +36,12 @@ int telemetry_reopen(struct indexer *x)
 {
     struct telemetry *t = &x->telemetry;
     if (!x->o->access_log) return 0;
-    FILE *f = fopen(x->o->access_log, "ae");
-    if (!f) return -1;
+    int fd = open(x->o->access_log, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOCTTY, 0640); /* as the router's */
+    FILE *f = fd < 0 ? NULL : fdopen(fd, "a");
+    if (!f) {
+        if (fd >= 0) (void)close(fd);
+        return -1;
+    }
     kvr_lock(&t->log_lock);
     if (t->log) fclose(t->log);
     t->log = f;
