@@ -69,8 +69,7 @@
     X(TLS_TRUST, "trusted certificates")                                                                                                   \
     X(TLS, "a TLS connection")                                                                                                             \
     X(SPANS, "spans that wait to be sent")                                                                                                 \
-    X(SIM_CREW, "runs of a simulation")                                                                                                    \
-    X(LOG, "a log")
+    X(SIM_CREW, "runs of a simulation")
 
 enum kvr_lock_rank {
 #define KVR_LOCK_ENUM(name, text) KVR_LOCK_##name,

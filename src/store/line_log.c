@@ -370,3 +370,15 @@ void kvr_line_log_stats(const struct kvr_line_log *l, struct kvr_line_log_stats 
     out->write_errors = atomic_load(&l->write_errors);
     out->reopened = atomic_load(&l->reopened);
 }
+
+void kvr_access_log_metrics(const struct kvr_line_log *l, struct kvr_prom_page *b)
+{
+    struct kvr_line_log_stats st;
+    kvr_line_log_stats(l, &st);
+    const struct kvr_prom_row rows[] = {
+        {"access_log_lines_total", "counter", "Lines of the access log", st.lines},
+        {"access_log_dropped_lines_total", "counter", "Lines dropped: the file is too slow or cannot be written", st.dropped},
+        {"access_log_write_errors_total", "counter", "Failed writes of the access log, tried again", st.write_errors},
+        {"access_log_reopened_total", "counter", "Times that the access log was opened anew", st.reopened}};
+    kvr_prom_rows(b, l != NULL, "kvroute_", rows, KVR_ARRAY_LEN(rows));
+}

@@ -23,6 +23,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "wire/prom_page.h"
+
 struct kvr_line_log;
 
 struct kvr_line_log_config {
@@ -50,5 +52,7 @@ void kvr_line_log_missed(struct kvr_line_log *l, size_t lane);
 void kvr_line_log_reopen(struct kvr_line_log *l);
 /* NULL is fine: zeroes. */
 void kvr_line_log_stats(const struct kvr_line_log *l, struct kvr_line_log_stats *out);
+/* What is counted, of a program's access log. NULL: no samples. */
+void kvr_access_log_metrics(const struct kvr_line_log *l, struct kvr_prom_page *b);
 
 #endif

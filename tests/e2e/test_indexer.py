@@ -300,7 +300,7 @@ def test_initial_workers(start, engine):
     (["--block-size", 4, "--workers", "5=tcp://a:1", "--model", "m" * 256], "is too long; allowed: at most 255 bytes"),
     (["--peers", "ftp://x"], "--peers: bad value 'ftp://x'"),
     (["--api-key-file", "/no/such"], "no key in '/no/such'"),
-    (["--access-log", "/no/such/file"], "cannot open '/no/such/file'"),
+    (["--access-log", "/no/such/file"], "--access-log: cannot write '/no/such/file'"),
     (["--data-dir", "/proc/none"], "cannot make '/proc/none'"),
 ])
 def test_start_up_errors(args, text):
@@ -331,14 +331,24 @@ def test_access_log(start, tmp_path):
     log = tmp_path / "access.log"
     ix = start(Indexer, "--access-log", log)
     ix.call("POST", "/query", {"token_ids": [1], "model_name": "mo"}, {"x-trace-id": "abc"})
-    line = json.loads(log.read_text().splitlines()[-1])
+    lines = lambda f=log: [json.loads(l) for l in f.read_text().splitlines()] if f.exists() else []
+    line = wait_for("a line", lambda: [l for l in lines() if l["path"] == "/query"])[0]
+    assert log.stat().st_mode & 0o7 == 0
     assert line["ts"].endswith("Z") and isinstance(line.pop("duration_ms"), float) and line.pop("ts")
     assert line == {"trace_id": "abc", "method": "POST", "path": "/query", "model": "mo", "status": 404}
     log.rename(tmp_path / "old.log")
     assert ix.post("/reopen_logs") == {"status": "ok"}
+    wait_for("the new file", log.exists)
     ix.get("/peers")
-    assert [json.loads(l)["path"] for l in log.read_text().splitlines()] == ["/reopen_logs", "/peers"]
-    (tmp_path / "gone").mkdir()
+    wait_for("the line in it", lambda: [l["path"] for l in lines()][-1:] == ["/peers"])
+    assert {"/query", "/reopen_logs"} <= {l["path"] for l in lines(tmp_path / "old.log") + lines()}
+    assert ix.metric("kvroute_access_log_lines_total") >= 3 and ix.metric("kvroute_access_log_reopened_total") == 1
+
+
+def test_lines_that_a_full_disk_does_not_take_are_counted(start):
+    ix = start(Indexer, "--access-log", "/dev/full")
+    ix.get("/peers")
+    wait_for("a failed write", lambda: ix.metric("kvroute_access_log_write_errors_total"))
 
 
 def test_metrics_names(one):

@@ -171,6 +171,7 @@ static struct loop *loop_new(struct indexer *x, int *rc)
     struct loop *l = calloc(1, sizeof *l);
     if (!l) return NULL;
     l->indexer = x;
+    l->place = x->loops_n;
     uv_loop_init(&l->uv);
     uv_async_init(&l->uv, &l->wake, on_wake);
     uv_timer_init(&l->uv, &l->sweep);
@@ -296,7 +297,7 @@ static void on_reload(uv_signal_t *s, int)
     const char *out = x->o->peer_key_file ? x->o->peer_key_file : x->o->api_key_file;
     char err[512];
     kvr_systemd_reloading();
-    if (telemetry_reopen(x)) kvr_log_warning("kvroute indexer: SIGHUP: the access log cannot be opened again; the old one stays");
+    kvr_line_log_reopen(x->telemetry.log);
     if (kvr_access_reload(x->access, err, sizeof err))
         kvr_log_warning("kvroute indexer: SIGHUP: --api-key-file: %s; the old keys stay", err);
     char **keys = out ? kvr_keys_read(out, err, sizeof err) : NULL;
@@ -409,7 +410,7 @@ int indexer_main(const struct indexer_options *o)
     free(x->recovery);
     catalogue_destroy(x);
     kvr_given_tokens_close(x->tokenizers);
-    telemetry_free(x);
+    kvr_line_log_destroy(x->telemetry.log);
     kvr_tls_ctx_free(x->tls);
     kvr_access_destroy(x->access);
     kvr_keys_free(x->peer_keys);

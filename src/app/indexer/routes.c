@@ -193,8 +193,8 @@ static void post_validate(struct request *rq)
 
 static void post_reopen(struct request *rq)
 {
-    if (telemetry_reopen(rq->loop->indexer)) answer_error(rq, 500, "the access log cannot be opened again");
-    else answer_ok(rq, 200);
+    kvr_line_log_reopen(rq->loop->indexer->telemetry.log);
+    answer_ok(rq, 200);
 }
 
 /* ---- who may, and where to ---------------------------------------------------------------------------------------- */

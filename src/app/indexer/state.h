@@ -41,6 +41,7 @@
 #include "base/histogram.h"
 #include "base/lock.h"
 #include "store/event_recorder.h"
+#include "store/line_log.h"
 #include "net/http/ending.h"
 #include "net/http/systemd.h"
 #include "wire/known_members.h"
@@ -150,8 +151,7 @@ struct telemetry {
     _Atomic uint64_t texts[2];                 /* prompts given as text: tokens made, refused */
     _Atomic uint64_t refused_prompts, peer_recoveries, peer_failures;
     _Atomic uint64_t snapshots, snapshot_failures, snapshot_bytes, snapshot_ms;
-    struct kvr_lock log_lock;
-    FILE *log;
+    struct kvr_line_log *log; /* NULL: none; a lane for each loop */
 };
 
 /* ---- the whole ------------------------------------------------------------------------------------------- */
@@ -214,6 +214,7 @@ struct desk {
 
 struct loop {
     struct indexer *indexer;
+    size_t place; /* among the loops */
     uv_loop_t uv;
     uv_async_t wake;
     uv_timer_t sweep;
@@ -338,8 +339,6 @@ void keeper_stop(struct indexer *x);
 
 /* telemetry.c */
 int telemetry_init(struct indexer *x);
-void telemetry_free(struct indexer *x);
-int telemetry_reopen(struct indexer *x);
 void telemetry_record(struct request *rq, int status);
 void telemetry_write(struct indexer *x, struct kvr_buf *out);
 

@@ -18,35 +18,13 @@ static const char *const methods[METHODS] = {"GET", "POST", "PUT", "DELETE", "ot
 
 int telemetry_init(struct indexer *x)
 {
-    kvr_lock_init(&x->telemetry.log_lock, KVR_LOCK_LOG);
+    enum { LANE_BYTES = 1 << 20 };
+    struct kvr_line_log_config log = {x->o->access_log, "kvroute indexer: access log", x->o->threads, LANE_BYTES};
+    char err[480];
     for (size_t e = 0; e < ENDPOINTS; e++) kvr_histogram_init(&x->telemetry.durations[e], 0.0001, 2, DURATION_BUCKETS);
-    if (!x->o->access_log || telemetry_reopen(x) == 0) return 0;
-    kvr_log_error("kvroute indexer: --access-log: cannot open '%s': %s; allowed: a file that can be written", x->o->access_log,
-                  strerror(errno));
+    if (!x->o->access_log || kvr_line_log_create(&log, &x->telemetry.log, err, sizeof err) == 0) return 0;
+    kvr_log_error("kvroute indexer: --access-log: %s", err);
     return -1;
-}
-
-void telemetry_free(struct indexer *x)
-{
-    if (x->telemetry.log) fclose(x->telemetry.log);
-    kvr_lock_destroy(&x->telemetry.log_lock);
-}
-
-int telemetry_reopen(struct indexer *x)
-{
-    struct telemetry *t = &x->telemetry;
-    if (!x->o->access_log) return 0;
-    int fd = open(x->o->access_log, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOCTTY, 0640); /* as the router's */
-    FILE *f = fd < 0 ? NULL : fdopen(fd, "a");
-    if (!f) {
-        if (fd >= 0) (void)close(fd);
-        return -1;
-    }
-    kvr_lock(&t->log_lock);
-    if (t->log) fclose(t->log);
-    t->log = f;
-    kvr_unlock(&t->log_lock);
-    return 0;
 }
 
 /* An object begins with it. */
@@ -67,21 +45,15 @@ static void put_time(struct kvr_buf *b, bool local)
     b->comma = true;
 }
 
-static void log_request(struct indexer *x, const struct request *rq, int status, uint64_t ns)
+static void log_request(struct kvr_line_log *log, const struct request *rq, int status, uint64_t ns)
 {
-    struct telemetry *t = &x->telemetry;
     struct kvr_buf b = {0};
-    if (!x->o->access_log) return;
-    put_time(&b, x->o->local_time);
+    put_time(&b, rq->loop->indexer->o->local_time);
     kvr_json_printf(&b, "'trace_id':%p,'method':%s,'path':%s,'model':%p,'status':%u,'duration_ms':", rq->trace[0] ? rq->trace : NULL,
                     rq->method, rq->path, rq->model[0] ? rq->model : NULL, (unsigned)status);
     kvr_buf_printf(&b, "%.6f}\n", (double)ns / 1e6);
-    kvr_lock(&t->log_lock);
-    if (t->log && !b.failed) {
-        fwrite(b.data, 1, b.len, t->log);
-        fflush(t->log);
-    }
-    kvr_unlock(&t->log_lock);
+    if (b.failed) kvr_line_log_missed(log, rq->loop->place);
+    else (void)kvr_line_log_put(log, rq->loop->place, b.data, b.len);
     kvr_buf_free(&b);
 }
 
@@ -97,7 +69,7 @@ void telemetry_record(struct request *rq, int status)
         kvr_histogram_add(&t->durations[rq->at], (double)ns / 1e9);
         if (status >= 400) atomic_fetch_add_explicit(&t->errors[rq->at][status >= 500], 1, memory_order_relaxed);
     }
-    log_request(x, rq, status, ns);
+    if (t->log) log_request(t->log, rq, status, ns);
 }
 
 /* ---- /metrics ------------------------------------------------------------------------------------------------ */
@@ -242,6 +214,7 @@ void telemetry_write(struct indexer *x, struct kvr_buf *out)
     kvr_process_metrics("indexer", b);
     kvr_prom_one_u64(b, "", "kvroute_indexer_prompts_refused_total", "counter",
                      "Questions refused because they had more entries than --max-prompt-tokens", load(&t->refused_prompts));
+    kvr_access_log_metrics(t->log, b);
     kvr_prom_one_u64(b, "", "kvroute_refused_keys_total", "counter", "Requests without a valid key", kvr_access_refused_keys(x->access));
     kvr_access_metrics(x->access, b);
     kvr_http_shared_metrics(&(struct kvr_http_port){"data", &x->http}, 1, b);

@@ -18,18 +18,6 @@ static void put_tokens(struct data_plane *data, struct kvr_prom_page *b)
         kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_TEXT("from", from[i])), atomic_load(&data->counters.tokens_from[i]));
 }
 
-static void put_access_log(struct data_plane *data, struct kvr_prom_page *b)
-{
-    struct kvr_line_log_stats st = {0};
-    if (data->access_log) kvr_line_log_stats(data->access_log, &st);
-    const struct kvr_prom_row rows[] = {
-        {"access_log_lines_total", "counter", "Lines of the access log", st.lines},
-        {"access_log_dropped_lines_total", "counter", "Lines dropped: the file is too slow or cannot be written", st.dropped},
-        {"access_log_write_errors_total", "counter", "Failed writes of the access log, tried again", st.write_errors},
-        {"access_log_reopened_total", "counter", "Times that the access log was opened anew", st.reopened}};
-    kvr_prom_rows(b, data->access_log != NULL, "kvroute_", rows, KVR_ARRAY_LEN(rows));
-}
-
 static void put_sessions(struct data_plane *data, struct kvr_prom_page *b)
 {
     struct session_counts sessions = sessions_counts(data->sessions), responses = sessions_counts(data->responses);
@@ -93,7 +81,7 @@ void data_plane_metrics(struct data_plane *data, struct kvr_prom_page *b)
     put_choices(data, b);
     put_predicted_tiers(data, b);
     put_sessions(data, b);
-    put_access_log(data, b);
+    kvr_access_log_metrics(data->access_log, b);
     kvr_otlp_metrics(data->otlp, b);
     fallback_counts_metrics(&data->fallback_counts, b);
 }
