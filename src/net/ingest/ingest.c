@@ -480,9 +480,19 @@ static void take_turn(struct kvr_ingest *in, struct source *s)
     kvr__view_tick(v);
 }
 
+/* Sleeps until there is something to do. What comes one by one, a thousand times a second and more, is let gather for a millisecond: to
+ * wake up costs as much as to apply some events, here and in libzmq's thread, which then has nobody to wake. */
+static void sleep_for_events(struct kvr_ingest *in)
+{
+    const struct timespec gather = {.tv_nsec = 1000000};
+    if (kvr_now_ms() <= in->woken_ms + 1) nanosleep(&gather, NULL);
+    if (kvr__sockets_wait(in, 50)) in->woken_ms = kvr_now_ms();
+}
+
 static void poll_once(struct kvr_ingest *in)
 {
-    kvr__sockets_wait(in, any_busy(in) ? 0 : 50);
+    if (any_busy(in)) (void)kvr__sockets_wait(in, 0);
+    else sleep_for_events(in);
     in->now_ms = kvr_now_ms();
     bool all = in->now_ms >= in->look_at_ms;
     for (struct source *s = in->sources; s && !in->stop; s = s->next)

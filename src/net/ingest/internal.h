@@ -159,8 +159,8 @@ struct kvr_ingest {
     struct kvr_engine_batch batch;
     struct source *current;
     struct kvr_engine_stream *applying; /* the stream whose batch is being converted, or NULL */
-    uint64_t now_ms;
-    struct kvr_plane_queue plane; /* any thread, under its lock */
+    uint64_t now_ms, woken_ms;          /* woken: by what has come */
+    struct kvr_plane_queue plane;       /* any thread, under its lock */
     bool plane_up;
     _Atomic bool plane_durable; /* the stream keeps its events: nobody is asked for what it will bring */
     struct kvr_ingest_plane_stats plane_stats;
@@ -196,8 +196,8 @@ struct command *kvr__inbox_take_announced(struct kvr_ingest *in);
 
 /* Hears of a socket in in->epoll. w: NULL for the thread's own. */
 bool kvr__sockets_watch(const struct kvr_ingest *in, void *socket, struct watch *w);
-/* Waits until there is something to read, or that long, and notes it in `unread` and `called`. */
-void kvr__sockets_wait(struct kvr_ingest *in, int timeout_ms);
+/* Waits until there is something to read, or that long, and notes it in `unread` and `called`. Returns: whether there is. */
+bool kvr__sockets_wait(struct kvr_ingest *in, int timeout_ms);
 bool kvr__sockets_open(struct kvr_ingest *in, struct source *s);
 void kvr__sockets_close(struct source *s);
 bool kvr__sockets_send_replay(struct source *s, uint64_t from);

@@ -71,7 +71,7 @@ static void unwatch(const struct kvr_ingest *in, void *socket)
     if (socket) (void)epoll_ctl(in->epoll, EPOLL_CTL_DEL, fd_of(socket), NULL);
 }
 
-void kvr__sockets_wait(struct kvr_ingest *in, int timeout_ms)
+bool kvr__sockets_wait(struct kvr_ingest *in, int timeout_ms)
 {
     struct epoll_event said[128];
     int n = epoll_wait(in->epoll, said, KVR_ARRAY_LEN(said), timeout_ms);
@@ -80,6 +80,7 @@ void kvr__sockets_wait(struct kvr_ingest *in, int timeout_ms)
         if (w) w->s->unread |= w->bit;
         else in->called = true;
     }
+    return n > 0;
 }
 
 static void close_pair(const struct kvr_ingest *in, void **socket, void **monitor)
