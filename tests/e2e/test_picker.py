@@ -561,7 +561,7 @@ def test_a_client_that_leaves_before_its_response_is_waited_for_by_nobody(start,
 
 @pytest.mark.parametrize("early", [True, False])
 def test_a_stream_that_observes_and_tells_nothing_leaves_the_end_to_the_asking_one(start, talk, observe, early):
-    p = start(Picker, [start(Mock)], "--ext-proc-unseen-secs", 0.5)
+    p = start(Picker, [start(Mock)], "--ext-proc-unseen-secs", 0.5 if early else 2)
     for i, (request_body, unseen) in enumerate(((BUFFERED, 0), (DUPLEX, 1))):
         t, o = talk(p), observe(p, f"r{i}")
         ask(t, modes=(request_body, NONE), x_request_id=f"r{i}")

@@ -36,7 +36,11 @@ def tokenizer(serve, model="m"):
 
 
 def until(serve, state, model="m"):
-    return wait_for(f"the state {state}", lambda: tokenizer(serve, model)["state"] == state and tokenizer(serve, model), 20)
+    def reached():
+        t = tokenizer(serve, model)
+        assert t["state"] == state, t
+        return t
+    return wait_for(f"the state {state}", reached, 20)
 
 
 def until_not(serve, state, model="m"):
