@@ -35,20 +35,23 @@ def tokenizer(serve, model="m"):
     return next((t for t in serve.get("/tokenizers") if t["model"] == model), {"state": "none"})
 
 
+PATIENCE = 60  # for what the tokenizer's threads do: theirs is the least of all priorities
+
+
 def until(serve, state, model="m"):
     def reached():
         t = tokenizer(serve, model)
         assert t["state"] == state, t
         return t
-    return wait_for(f"the state {state}", reached, 20)
+    return wait_for(f"the state {state}", reached, PATIENCE)
 
 
 def until_not(serve, state, model="m"):
-    wait_for(f"another state than {state}", lambda: tokenizer(serve, model)["state"] != state, 20)
+    wait_for(f"another state than {state}", lambda: tokenizer(serve, model)["state"] != state, PATIENCE)
 
 
 def probed(serve, model="m"):
-    wait_for("the probes", lambda: serve.metric("tokenizer_checks_total", judge="probes", model=model) >= 1, 20)
+    wait_for("the probes", lambda: serve.metric("tokenizer_checks_total", judge="probes", model=model) >= 1, PATIENCE)
 
 
 def trusted(serve, model="m", n=2):
@@ -56,7 +59,7 @@ def trusted(serve, model="m", n=2):
     probed(serve, model)
     for i in range(n):
         chat(serve, [{"role": "user", "content": f"request {i} before trust"}], model)
-        wait_for("the comparison", lambda i=i: serve.metric("tokenizer_checks_total", judge="engine", model=model) >= i + 1, 20)
+        wait_for("the comparison", lambda i=i: serve.metric("tokenizer_checks_total", judge="engine", model=model) >= i + 1, PATIENCE)
     return until(serve, "trusted", model)
 
 
