@@ -120,9 +120,9 @@ def test_tokens_that_are_made_when_the_program_ends_leave_nothing_behind(serve, 
     for i, c in enumerate(connections):
         body = json.dumps({"model": "m", "max_tokens": 1, "prompt": f"{i} " + os.urandom(1 << 21).hex()}).encode()
         c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-    wait_for("what is made", lambda: s.metric("tokenizer_jobs_total", result="begun") == begun + 3, 20)
+    wait_for("what is made", lambda: s.metric("tokenizer_jobs_total", result="begun") == begun + 3, PATIENCE)
     s.p.send_signal(signal.SIGTERM)
-    wait_for("the first signal", lambda: "draining" in s.text(), 20)
+    wait_for("the first signal", lambda: "draining" in s.text(), PATIENCE)
     s.p.send_signal(signal.SIGTERM)  # stops at once, while a thread has the first prompt and two wait
     assert s.p.wait(20) == 0, s.text()
     for c in connections:
@@ -193,7 +193,7 @@ def test_an_engine_that_differs_later_is_believed_and_tokens_are_asked_of_it(ser
     def refused():
         chat(s, [{"role": "user", "content": f"another {os.urandom(4).hex()}"}])
         return tokenizer(s)["state"] == "refused"
-    wait_for("the second difference", refused, 20)
+    wait_for("the second difference", refused, PATIENCE)
     assert s.text().count("tokens are asked of the engine until") == 1 and s.text().count("from now on") == 1
 
 
@@ -279,7 +279,7 @@ def test_clients_that_leave_while_their_prompt_is_tokenized(serve, engine, folde
         import json
         c.request("POST", "/v1/chat/completions", json.dumps({"model": "m", "messages": [{"role": "user", "content": body}]}), {"Content-Type": "application/json"})
         c.close()
-    wait_for("all of them gone", lambda: s.metric("client_gone_total") + s.metric("requests_total") >= 10, 20)
+    wait_for("all of them gone", lambda: s.metric("client_gone_total") + s.metric("requests_total") >= 10, PATIENCE)
     chat(s)
     assert s.idle()
 
@@ -369,7 +369,7 @@ def test_an_engine_without_render_is_asked_over_tokenize(serve, engine, folder):
 def test_an_engine_that_cannot_be_asked_is_trusted_only_when_the_operator_says_so(serve, engine, folder):
     e = engine(no_render=True, no_tokenize=True)
     s = serve([e], "--tokenizer-dir", folder)
-    wait_for("the probes", lambda: e.asked.get("/tokenize", 0) >= 1, 20)
+    wait_for("the probes", lambda: e.asked.get("/tokenize", 0) >= 1, PATIENCE)
     chat(s)
     assert tokenizer(s)["state"] == "probing" and made_here(s) == 0
     s = serve([e], "--tokenizer-dir", folder, "--tokenizer", "local")
@@ -405,7 +405,7 @@ def test_an_engine_that_was_removed_while_it_was_asked_ended_the_trust(serve, en
     removed.set()
     right = engine()  # asked after it
     assert s.post("/workers", {"worker_id": 3, "endpoint": f"http://127.0.0.1:{right.port}", "block_size": 16}).status == 201
-    wait_for("its answers", lambda: s.metric("tokenizer_checks_total", judge="probes") >= 2 or tokenizer(s)["state"] == "refused", 20)
+    wait_for("its answers", lambda: s.metric("tokenizer_checks_total", judge="probes") >= 2 or tokenizer(s)["state"] == "refused", PATIENCE)
     assert tokenizer(s)["state"] == "trusted"
 
 
@@ -513,11 +513,11 @@ def test_a_folder_is_read_again_on_sighup_under_load_and_earns_trust_anew(serve,
         s.p.send_signal(signal.SIGHUP)
         until_not(s, "trusted")
         e.change, e.count_off = change, int(change is longer)  # only now: an engine that changes while its ids are trusted is another test
-        wait_for("the probes", lambda asked=asked: s.metric("tokenizer_checks_total", judge="probes", model="m") > asked, 20)
+        wait_for("the probes", lambda asked=asked: s.metric("tokenizer_checks_total", judge="probes", model="m") > asked, PATIENCE)
         t = until(s, "trusted")
         assert t["last_difference"] is None, t
         made = made_here(s)
-        wait_for("tokens made here", lambda made=made: made_here(s) > made + 20, 20)
+        wait_for("tokens made here", lambda made=made: made_here(s) > made + 20, PATIENCE)
     stop.set()
     for t in threads:
         t.join()
@@ -541,7 +541,7 @@ def test_a_broken_folder_is_refused_on_sighup_and_a_mended_one_trusted(serve, en
         f.write(whole)
     s.p.send_signal(signal.SIGHUP)
     until(s, "probing")
-    wait_for("the probes", lambda: s.metric("tokenizer_checks_total", judge="probes", model="m") >= 2, 20)
+    wait_for("the probes", lambda: s.metric("tokenizer_checks_total", judge="probes", model="m") >= 2, PATIENCE)
     for i in range(2):
         chat(s, [{"role": "user", "content": f"again {i}"}])
     until(s, "trusted")
@@ -554,10 +554,10 @@ def test_a_worker_that_comes_back_with_another_root_has_the_folder_of_that_root(
     trusted(s)
     port = e.port
     e.close()
-    wait_for("the worker is down", lambda: s.get("/workers")[0]["status"] != "up", 20)
+    wait_for("the worker is down", lambda: s.get("/workers")[0]["status"] != "up", PATIENCE)
     engine(root=other, change=longer, port=port)
     wait_for("the other folder", lambda: tokenizer(s)["folder"] == other, 30)
-    wait_for("the probes", lambda: s.metric("tokenizer_checks_total", judge="probes", model="m") >= 2, 20)
+    wait_for("the probes", lambda: s.metric("tokenizer_checks_total", judge="probes", model="m") >= 2, PATIENCE)
     for i in range(2):
         chat(s, [{"role": "user", "content": f"again {i}"}])
     assert until(s, "trusted")["last_difference"] is None
@@ -648,7 +648,7 @@ def test_an_sglang_is_asked_for_what_its_chat_computes(start, engine, folder):
 def test_an_engine_that_answers_texts_alone_has_not_been_compared(start, serve, engine, folder):
     e = engine(sglang=True, no_messages=True)
     s = serve([e], "--tokenizer-dir", folder)
-    wait_for("the probes", lambda: e.asked.get("/tokenize", 0) >= 18, 20)
+    wait_for("the probes", lambda: e.asked.get("/tokenize", 0) >= 18, PATIENCE)
     chat(s)
     assert tokenizer(s)["state"] == "probing" and made_here(s) == 0
     s = start(Serve, [e.spec() + ",engine=sglang"], "--tokenizer-lib", LIBRARY, "--tokenizer-dir", folder, "--tokenizer", "local",
@@ -709,7 +709,7 @@ def test_workers_of_two_engines_make_no_tokens_here_and_the_reason_says_why(star
     engines = [engine(**{k: v for k, v in kind.items() if k != "told"}) for kind in kinds]
     specs = [e.spec() + (",engine=sglang" if kind.get("told") else "") for e, kind in zip(engines, kinds)]
     s = start(Serve, specs, "--tokenizer-lib", LIBRARY, "--tokenizer-probes", probes, "--tokenizer-check", 0, "--tokenizer-dir", folder)
-    wait_for("an answer of each engine", lambda: all(sum(e.asked.values()) for e in engines), 20)
+    wait_for("an answer of each engine", lambda: all(sum(e.asked.values()) for e in engines), PATIENCE)
     for i in range(4):
         chat(s, [{"role": "user", "content": f"early {i}"}])
     t = until(s, "refused")
@@ -730,9 +730,9 @@ def test_a_worker_that_is_alone_may_come_back_as_another_engine_while_it_is_prob
     probed(s)
     port = e.port
     e.close()
-    wait_for("the worker is down", lambda: s.get("/workers")[0]["status"] != "up", 20)
+    wait_for("the worker is down", lambda: s.get("/workers")[0]["status"] != "up", PATIENCE)
     engine(change=developers_as_they_come, port=port)
-    wait_for("the probes", lambda: s.metric("tokenizer_checks_total", judge="probes", model="m") >= 2, 20)
+    wait_for("the probes", lambda: s.metric("tokenizer_checks_total", judge="probes", model="m") >= 2, PATIENCE)
     for i in range(2):
         chat(s, [{"role": "user", "content": f"again {i}"}])
     assert until(s, "trusted")["last_difference"] is None
