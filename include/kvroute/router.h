@@ -320,6 +320,11 @@ KVR_API int kvr_router_submit(struct kvr_router *router, struct kvr_router_ctx *
 /* Gives up waiting. Returns: true when it was parked (`done` will not be called); false when `done` has returned: what it was
  * given stands. */
 KVR_API bool kvr_router_cancel(struct kvr_router *router, struct kvr_ticket *ticket);
+/* While it is parked others may be chosen than were when it was submitted: `request`, the one of that call, gets this list, which must stay
+ * as what it points to. It keeps its place by time; where one of them is free `done` is called before this returns, and also with
+ * -KVR_ENOMEM where it cannot be kept. Returns: false when it was not parked any more, and nothing has changed. */
+KVR_API bool kvr_router_allow(struct kvr_router *router, struct kvr_ticket *ticket, struct kvr_router_request *request,
+                              const uint64_t *allowed, size_t allowed_n);
 /* Looks at parked requests again, for callers whose prefill loads decay with time, and gives back a slice of what removed workers held
  * (kvr_index_tend), and learns how fast caches turn over. Call it every 100 ms or so. */
 KVR_API void kvr_router_poll(struct kvr_router *router);

@@ -297,6 +297,23 @@ bool kvr_router_cancel(struct kvr_router *r, struct kvr_ticket *t)
     return parked;
 }
 
+bool kvr_router_allow(struct kvr_router *r, struct kvr_ticket *t, struct kvr_router_request *rq, const uint64_t *allowed, size_t allowed_n)
+{
+    kvr_lock(&r->lock);
+    bool parked = t->parked;
+    if (parked) {
+        size_t at = t->item.class_at;
+        kvr_queue_remove(r->queue, &t->item);
+        rq->allowed = allowed;
+        rq->allowed_n = allowed_n;
+        t->item.scope = scope_of(rq);
+        if (kvr_queue_try(r->queue, at, &t->item)) finish(r, t, -KVR_ENOMEM, NULL); /* whatever the limits say: it was there before */
+        kvr__dispatch(r);
+    }
+    kvr_unlock(&r->lock);
+    return parked;
+}
+
 void kvr_router_poll(struct kvr_router *r)
 {
     enum { SLICE = 16384 };

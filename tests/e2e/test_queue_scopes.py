@@ -73,6 +73,26 @@ def test_requests_that_wait_for_one_worker_held_up_those_for_another(start, kind
     wait_for("idle", s.idle)
 
 
+def test_a_worker_that_came_for_those_who_wait_was_not_given_them(start):
+    a, b, other = start(Mock, "--lora-name", "lo", speedup=0.02), start(Mock, "--lora-name", "lo"), start(Mock)
+    s = start(Serve, [a.spec(",id=1"), other.spec(",id=3")], *ONE)
+    first = send(s, [1] * 400, 400, model="lo")
+    wait_for("it runs", lambda: running(s) == 1)
+    rest = []
+    for i in range(3):
+        rest.append(send(s, [2 + i] * 40, stream=False, model="lo"))
+        wait_for("it waits", lambda: waiting(s) == i + 1)
+    r = call(s.admin, "POST", "/workers", {"worker_id": 2, "endpoint": f"http://127.0.0.1:{b.port}"})
+    assert r.status == 201, r.body
+    for c in rest:
+        r = c.getresponse()
+        assert r.status == 200 and r.headers["x-kvroute-worker"] == "2", r.read()
+        c.close()
+    assert running(s) == 1 and a.metric("vllm:num_requests_running") == 1
+    first.close()
+    wait_for("idle", s.idle)
+
+
 def test_a_change_of_a_worker_dropped_what_is_booked_there_and_a_limit_was_passed(start):
     m = start(Mock, speedup=0.3)
     s = start(Serve, [m.spec(",id=1")], *ONE)

@@ -431,6 +431,37 @@ static void shutdown_answers_everybody(void **)
     stop(f);
 }
 
+/* In their order, and at once where one of those that were not allowed before is free. */
+static void who_waits_may_be_given_to_others_meanwhile(void **)
+{
+    struct fixture *f = plain(0, 3);
+    struct waiter w[5];
+    const uint64_t one[] = {1}, both[] = {1, 2};
+    for (int i = 0; i < 5; i++) {
+        prepare(&w[i], i, 16);
+        w[i].rq.allowed = one;
+        w[i].rq.allowed_n = 1;
+        assert_int_equal(submit(f, &w[i]), i ? KVR_PARKED : 0);
+        f->now++;
+    }
+    assert_false(kvr_router_allow(f->r, &w[0].t, &w[0].rq, both, 2)); /* it does not wait */
+    for (int i = 4; i > 1; i--) assert_true(kvr_router_allow(f->r, &w[i].t, &w[i].rq, both, 2));
+    assert_int_equal(w[4].calls, 1); /* it alone was allowed there when it was said of it */
+    assert_int_equal(w[4].res.worker.worker_id, 2);
+    assert_int_equal(w[2].calls + w[3].calls, 0);
+    assert_int_equal(kvr_router_pending(f->r), 3);
+    end(f, &w[4]);
+    assert_int_equal(w[2].calls, 1);
+    assert_int_equal(w[3].calls, 0);
+    assert_true(kvr_router_allow(f->r, &w[1].t, &w[1].rq, NULL, 0));
+    assert_int_equal(w[1].calls, 1);
+    assert_int_equal(w[1].res.worker.worker_id, 3);
+    assert_true(kvr_router_cancel(f->r, &w[3].t));
+    assert_int_equal(total(f), 3);
+    for (int i = 0; i < 3; i++) end(f, &w[i]);
+    stop(f);
+}
+
 static void cancelling_frees_the_place_and_is_final(void **)
 {
     struct fixture *f = plain(0, 1);
@@ -912,6 +943,7 @@ int main(void)
         cmocka_unit_test(untracked_prefill_never_makes_a_worker_busy),
         cmocka_unit_test(overlap_is_looked_up_afresh_at_dispatch),
         cmocka_unit_test(shutdown_answers_everybody),
+        cmocka_unit_test(who_waits_may_be_given_to_others_meanwhile),
         cmocka_unit_test(cancelling_frees_the_place_and_is_final),
         cmocka_unit_test(limits_refuse_with_their_kind),
         cmocka_unit_test(a_full_class_refused_a_request_whose_rank_was_free),

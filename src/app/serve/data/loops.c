@@ -162,7 +162,7 @@ void data_plane_wake(struct data_plane *d)
 void data_plane_wake_parked(struct data_plane *d)
 {
     for (size_t i = 0; i < d->loops_n; i++)
-        if (atomic_load(&d->loops[i]->parked_n)) uv_async_send(&d->loops[i]->wake);
+        if (atomic_load(&d->loops[i]->parked_n) || atomic_load(&d->loops[i]->bound_n)) uv_async_send(&d->loops[i]->wake);
 }
 
 /* Nobody tells when decode workers are no longer overloaded. */

@@ -124,10 +124,58 @@ static void leave_ready_list(struct request *r)
     kvr_unlock(&l->mail_lock);
 }
 
+/* Those that wait for some of the workers are looked at again when others may be chosen (route_look_again). */
+static void join_bound(struct request *r)
+{
+    struct choosing *c = &r->now->choosing;
+    struct loop *l = r->loop;
+    c->next = l->bound;
+    c->at = &l->bound;
+    if (c->next) c->next->now->choosing.at = &c->next;
+    l->bound = r;
+    atomic_fetch_add(&l->bound_n, 1);
+}
+
+static void leave_bound(struct request *r)
+{
+    struct choosing *c = &r->now->choosing;
+    if (!c->at) return;
+    *c->at = c->next;
+    if (c->next) c->next->now->choosing.at = c->at;
+    c->at = NULL;
+    atomic_fetch_sub(&r->loop->bound_n, 1);
+}
+
+static bool are_others(const struct roster_choice *now, const struct kvr_router_request *rq)
+{
+    if (now->all || !rq->allowed) return now->all != !rq->allowed;
+    return now->n != rq->allowed_n || memcmp(now->ids, rq->allowed, now->n * sizeof *now->ids) != 0;
+}
+
+static void look_again(struct request *r)
+{
+    struct choosing *c = &r->now->choosing;
+    const struct roster_row *row = eligible_workers(r);
+    const struct roster_choice *from = row ? treatment_candidates(r, row) : NULL;
+    bool others = from && from->n && from->partition == c->attempt->partition && are_others(from, &c->rq);
+    if (others && kvr_router_allow(from->partition->router, &c->ticket, &c->rq, from->all ? NULL : from->ids, from->n)) {
+        const struct roster_row *before = c->workers;
+        c->workers = row; /* the list is the row's */
+        row = before;
+    }
+    roster_let_go(row);
+}
+
+void route_look_again(struct loop *l)
+{
+    for (struct request *r = l->bound; r; r = r->now->choosing.next) look_again(r);
+}
+
 /* Gives up its place. If its turn has come meanwhile it is booked, and that is given back. */
 static void leave_queue(struct request *r)
 {
     struct choosing *c = &r->now->choosing;
+    leave_bound(r);
     if (!c->queued) return;
     bool waited = kvr_router_cancel(c->attempt->partition->router, &c->ticket);
     if (!waited) leave_ready_list(r);
@@ -242,6 +290,7 @@ enum outcome route_granted(struct request *r)
 {
     struct choosing *c = &r->now->choosing;
     c->queued = false;
+    leave_bound(r);
     if (c->granted) return refused(r, c->granted);
     if (may_serve(r, c->attempt->result.worker.worker_id)) return booked(r);
     atomic_fetch_add(&r->loop->active, 1);
@@ -322,6 +371,7 @@ static int ask_router(struct request *r, struct kvr_router_ctx *ctx)
     int rc = may_queue ? kvr_router_submit(a->partition->router, ctx, &c->rq, &c->ticket, on_turn, r, &a->result, &c->rejection)
                        : kvr_router_find_best_match(a->partition->router, ctx, &c->rq, &a->result);
     if (rc != KVR_PARKED) c->queued = false;
+    else if (c->rq.allowed && !c->allowed) join_bound(r);
     return rc;
 }
 

@@ -411,6 +411,7 @@ void flow_take_ready(struct loop *l)
 void flow_try_parked(struct loop *l)
 {
     struct request *rest = l->parked;
+    route_look_again(l);
     l->parked = NULL;
     for (struct request *r = rest; r; r = r->now->parked.next) r->now->parked.listed = false;
     while (rest) {

@@ -30,6 +30,8 @@ enum outcome route_on_time(struct request *r, bool total); /* of both */
 /* The next request of the loop whose turn in the router's queue has come, or NULL; and what it does then. */
 struct request *route_next_ready(struct loop *l);
 enum outcome route_granted(struct request *r);
+/* Workers have come or gone: requests of the loop that wait in the router's queue for some of them wait for those of now. */
+void route_look_again(struct loop *l);
 
 /* route.c: PAIRING, of the second of two legs; it leaves as CHOOSING does */
 enum outcome route_pair(struct request *r);

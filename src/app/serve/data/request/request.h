@@ -210,6 +210,7 @@ struct choosing {
     bool queued;                      /* the router has the ticket, or the loop's ready list has the request */
     int granted;                      /* what the queue said */
     struct request *ready_next;       /* the loop's ready list */
+    struct request *next, **at;       /* its list `bound`; NULL: it is not in it */
     struct kvr_ticket ticket;
     struct kvr_rejection rejection;
     bool overloaded; /* the refusal is for that */

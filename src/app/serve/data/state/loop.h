@@ -46,6 +46,7 @@ struct loop {
     struct kvr_jobs jobs; /* large bodies and prompts */
     struct ctx_list ctxs;
     struct request *parked; /* wait for a worker to exist; ordered by urgency */
+    struct request *bound;  /* wait in the router's queue for some of the workers: others may come */
     struct side_call *side_calls;
     size_t side_calls_n[SIDE_KINDS];
     struct bootstrap *bootstraps; /* data/two_legs/bootstrap.h */
@@ -56,6 +57,7 @@ struct loop {
     struct kvr_token_waiter *made;              /* tokens that requests wait for, from the tokenizer's threads; under mail_lock */
     struct request *ready;                      /* their turn in the queue has come; under mail_lock */
     _Atomic size_t parked_n, active, in_flight; /* active: booked; in_flight: all that are not ended */
+    _Atomic size_t bound_n;
     _Atomic size_t gated_n;                     /* of those that are parked: wait until decode workers are not overloaded */
     _Atomic size_t owed_conns;                  /* connections on which something is still to be said; kept up to date while draining */
     _Atomic uint64_t answered;                  /* the last look-around that the loop has done (data_plane_answers) */
