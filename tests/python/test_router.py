@@ -288,6 +288,14 @@ def test_who_asks_for_the_mode_waits_for_nobody_that_waits_for_him():
     assert "must not call the router" in str(asked[0].value)
 
 
+def test_what_can_be_gone_through_once_counts_as_a_whole():
+    r = router((), KvRouterConfig(use_kv_events=False))
+    r.add_worker(1, taints=iter(["gpu"]))
+    r.add_worker(2)
+    assert r.best_worker(iter(TOKENS), routing_constraints={"required_taints": ["gpu"]}, update_indexer=True)[0] == 1
+    assert r.get_overlap_blocks(TOKENS, 1) == 4
+
+
 def test_a_router_and_the_function_that_holds_it_are_collected():
     class Policy:
         def choose(self, candidates):
