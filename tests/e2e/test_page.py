@@ -89,7 +89,7 @@ def test_a_browser_that_has_a_file_is_not_sent_it_again(fleet):
 
 
 @pytest.mark.skipif(not shutil.which("node"), reason="needs node")
-def test_requests_of_one_id_are_shown(tmp_path):
+def test_requests_of_one_id_and_numbers_of_64_bits_are_shown(tmp_path):
     shutil.copytree(FILES, tmp_path / "page")
     (tmp_path / "page" / "package.json").write_text('{"type": "module"}')
     parts = os.path.join(os.path.dirname(__file__), "../page/parts.mjs")

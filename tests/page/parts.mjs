@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parts of the page without a browser: what it does with lists. The argument is its folder.
+// Parts of the page without a browser: what it does with lists and with numbers of workers. The argument is its folder.
 import assert from 'node:assert/strict';
 
 // As much of a document as dom.js uses.
@@ -39,8 +39,12 @@ class Part {
 }
 const top = new Part('DIV');
 globalThis.document = {getElementById: () => top, createElement: (name) => new Part(name.toUpperCase()), createTextNode: (text) => new Part('#text', text)};
+globalThis.sessionStorage = {getItem: () => null};
+let answer;
+globalThis.fetch = async () => new Response(answer);
 
 const {h, show} = await import(`${process.argv[2]}/dom.js`);
+const {get} = await import(`${process.argv[2]}/api.js`);
 
 // Two requests may have one id, and two kinds of trouble one title.
 const lists = ['a', 'aa', 'baa', 'abaa', 'cab', 'aaa', '', 'bb', 'abb', 'bab'];
@@ -56,3 +60,9 @@ const [x, y] = top.childNodes;
 show('top', h('li', {'data-key': 'z'}, '0'), h('li', {'data-key': 'x'}, '1'), h('li', {'data-key': 'y'}, '3'));
 assert.deepEqual(top.childNodes.slice(1), [x, y]);
 assert.equal(y.textContent, '3');
+
+// A worker's number has 64 bits.
+answer = '[{"worker_id":18446744073709551615,"why":"\\"worker_id\\":1234567890123456789"},{"worker_id":7}]';
+const workers = await get('workers');
+assert.deepEqual(workers.map((w) => w.worker_id), ['18446744073709551615', 7]);
+assert.equal(workers[0].why, '"worker_id":1234567890123456789');
