@@ -60,6 +60,15 @@ def made_here(serve):
     return serve.metric("tokens_total", **{"from": "local"})
 
 
+def test_a_worker_that_tells_no_tokens_keeps_no_other_one_from_being_asked(serve, engine, folder):
+    silent, good = [engine(), engine()], engine()
+    for e in silent:
+        e.answer = lambda path, q: (503, {})
+    s = serve([silent[0], good, silent[1]], "--tokenizer-dir", folder)
+    probed(s)
+    assert tokenizer(s)["why"] == "the first requests are compared"
+
+
 def test_a_request_that_names_no_model_has_the_tokenizer_of_the_only_one_there_is(serve, engine, folder):
     a, b = engine(models=("a",)), engine(models=("b",))
     s = serve([a], "--tokenizer-dir", f"a={folder}")

@@ -23,6 +23,7 @@ struct tokenizer_entry {
     struct kvr_tokenizer *tokenizer;
     struct kvr_map64 probed;       /* worker -> how often it had come up when it was asked */
     struct prober *prober;         /* asks one of them now; NULL: nobody is asked */
+    size_t turn;                   /* whose it is */
     uint64_t probe_again_ms;       /* not before, when one did not answer */
     _Atomic uint64_t requests;     /* answered with ids made here, for --tokenizer-check */
     _Atomic uint64_t check_due_ms; /* the next check not before */

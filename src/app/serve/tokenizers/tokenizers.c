@@ -269,14 +269,14 @@ static bool is_probed(const struct tokenizer_entry *e, const struct worker *w)
     return ups && *ups == atomic_load(&w->ups);
 }
 
-/* A worker that serves the model and has come up since it was asked. */
+/* A worker that serves the model and has come up since it was asked; each in its turn, as one that tells nothing now is asked again. */
 static void probe_next(struct tokenizers *t, struct tokenizer_entry *e)
 {
     enum kvr_trust_state state = kvr_tokenizer_state(e->tokenizer);
     if (e->prober || state == KVR_TRUST_LOADING || state == KVR_TRUST_REFUSED || now_ms() < e->probe_again_ms) return;
     const struct roster_row *row = roster_hold(t->workers, e->model);
-    for (size_t i = 0; row && i < row->servers_n && !e->prober; i++) {
-        const struct worker *w = row->servers[i].worker;
+    for (size_t i = 0, n = row ? row->servers_n : 0; i < n && !e->prober; i++) {
+        const struct worker *w = row->servers[e->turn++ % n].worker;
         if (atomic_load(&w->health) == HEALTH_UP && !is_probed(e, w)) prober_start(t, e, w);
     }
     roster_let_go(row);
