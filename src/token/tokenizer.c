@@ -48,6 +48,7 @@ struct kvr_tokenizer {
     bool others_agreed; /* and then others */
     uint64_t answers_day;
     uint64_t equal[KVR_JUDGES], different[KVR_JUDGES], unchecked;
+    struct kvr_tok_figures given_up; /* what was counted of folders before this one */
     char cannot_load[FOUND_MAX];
     size_t reasons_n;
     struct {
@@ -596,6 +597,21 @@ static bool writes_dates(const struct kvr_profiles *p)
     return yes;
 }
 
+/* Counts go on, whichever folder they are of; what is kept of segments is that of one. */
+static void add_counts(struct kvr_tok_figures *sum, const struct kvr_tok_figures *f)
+{
+    sum->hits += f->hits;
+    sum->misses += f->misses;
+    sum->too_large += f->too_large;
+}
+
+static void give_up_locked(struct kvr_tokenizer *t, const struct loaded *old)
+{
+    struct kvr_tok_figures f = {0};
+    if (old) old->profiles.lib->figures(old->profiles.all[0], &f);
+    add_counts(&t->given_up, &f);
+}
+
 static void run_loading(struct kvr_token_work *w)
 {
     const struct loading *job = (const struct loading *)w;
@@ -607,6 +623,7 @@ static void run_loading(struct kvr_token_work *w)
     kvr_lock(&t->lock);
     struct loaded *old = t->loaded;
     enum kvr_trust_state before = t->trust.state;
+    give_up_locked(t, old);
     t->loaded = l;
     t->loading = false;
     forget_answers_locked(t);
@@ -686,10 +703,9 @@ void kvr_tokenizer_figures(struct kvr_tokenizer *t, struct kvr_tokenizer_figures
     memcpy(out->equal, t->equal, sizeof out->equal);
     memcpy(out->different, t->different, sizeof out->different);
     memcpy(out->reasons, t->reasons, sizeof out->reasons);
+    if (t->loaded) t->loaded->profiles.lib->figures(t->loaded->profiles.all[0], &out->cache);
+    add_counts(&out->cache, &t->given_up);
     kvr_unlock(&t->lock);
-    struct loaded *l = hold(t);
-    if (l) l->profiles.lib->figures(l->profiles.all[0], &out->cache);
-    let_go(l);
 }
 
 static void describe_folder(const struct loaded *l, struct kvr_buf *out)

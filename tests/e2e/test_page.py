@@ -4,7 +4,9 @@ import http.client
 import json
 import os
 import re
+import shutil
 import socket
+import subprocess
 
 import pytest
 
@@ -84,6 +86,15 @@ def test_a_browser_that_has_a_file_is_not_sent_it_again(fleet):
         assert again.status == 304 and not again.body and again.headers["etag"] == tags[path]
         assert call(s.admin, "GET", path, headers={"If-None-Match": '"other"'}).status == 200
     assert len(set(tags.values())) == 3
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="needs node")
+def test_requests_of_one_id_and_numbers_of_64_bits_are_shown(tmp_path):
+    shutil.copytree(FILES, tmp_path / "page")
+    (tmp_path / "page" / "package.json").write_text('{"type": "module"}')
+    parts = os.path.join(os.path.dirname(__file__), "../page/parts.mjs")
+    p = subprocess.run(["node", parts, tmp_path / "page"], capture_output=True, text=True, timeout=60 * SLOW, check=False)
+    assert p.returncode == 0, p.stderr
 
 
 # ---- the last hour -------------------------------------------------------------------------------------------

@@ -67,6 +67,34 @@ def made_here(serve):
     return serve.metric("tokens_total", **{"from": "local"})
 
 
+def test_a_worker_that_tells_no_tokens_keeps_no_other_one_from_being_asked(serve, engine, folder):
+    silent, good = [engine(), engine()], engine()
+    for e in silent:
+        e.answer = lambda path, q: (503, {})
+    s = serve([silent[0], good, silent[1]], "--tokenizer-dir", folder)
+    probed(s)
+    assert tokenizer(s)["why"] == "the first requests are compared"
+
+
+def test_a_request_that_names_no_model_has_the_tokenizer_of_the_only_one_there_is(serve, engine, folder):
+    a, b = engine(models=("a",)), engine(models=("b",))
+    s = serve([a], "--tokenizer-dir", f"a={folder}")
+    trusted(s, "a")
+
+    def ask(i):
+        body = {"messages": [{"role": "user", "content": f"request {i} of no model"}], "max_tokens": 1}
+        assert call(s.port, "POST", "/v1/chat/completions", body).status == 200
+    ask(0)
+    assert made_here(s) == 1
+    s.post("/workers", {"worker_id": 2, "endpoint": f"http://127.0.0.1:{b.port}", "block_size": 16})
+    wait_for("its model", lambda: {m["id"] for m in call(s.port, "GET", "/v1/models").json()["data"]} == {"a", "b"}, 20)
+    wait_for("a question to an engine", lambda: ask(len(a.generated) + len(b.generated)) or s.metric("tokenize_requests_total") > 2, 20)
+    b.count_off, before = 7, made_here(s)  # another tokenizer, whose folder is not here
+    for i in range(100, 108):
+        ask(i)
+    assert made_here(s) == before and tokenizer(s, "a")["state"] == "trusted"
+
+
 def test_a_chat_is_tokenized_here_after_an_engine_has_agreed(serve, engine, folder):
     e = engine()
     s = serve([e], "--tokenizer-dir", folder)

@@ -97,6 +97,9 @@ def test_radix_tree_as_it_is_known():
     counted.apply_event(1, stored([1], [1]))
     counted.find_matches([1])
     assert counted.find_matches([1]).frequencies == [1]
+    for bad in (0, -1, 1e-10, 1e11, float("inf"), "60"):  # times that no window of nanoseconds can have, too
+        with pytest.raises(ValueError, match="expiration_duration_secs"):
+            RadixTree(bad)
 
 
 @pytest.mark.parametrize("bad", [b"", b"{", b"[]", b"5", b"null", b'{"data":5}', b'{"data":{}}', b'{"data":{"stored":{}}}', b"\xff\xfe",

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """KvRouter and its configuration: options, expiry, the life of a request, waiting, choices by a function, what blocks hold besides tokens."""
 import asyncio
+import faulthandler
 import gc
 import json
 import threading
@@ -267,6 +268,32 @@ def test_a_function_that_calls_its_router_is_told_so_and_nothing_hangs():
     with pytest.raises(RuntimeError, match="must not call the router"):
         r.best_worker(TOKENS)
     assert calls and router((3,)).best_worker(TOKENS)[0] == 3
+
+
+def test_who_asks_for_the_mode_waits_for_nobody_that_waits_for_him():
+    inside, asked = threading.Event(), []
+
+    def choose(candidates):
+        inside.set()
+        time.sleep(0.05)  # without the interpreter lock: whoever asks meanwhile waits for the router's
+        asked.append(pytest.raises(RuntimeError, r.mode))
+        return 0
+    r = router(select=choose)
+    faulthandler.dump_traceback_later(60, exit=True)  # who hangs has the interpreter lock
+    t = threading.Thread(target=r.best_worker, args=(TOKENS,))
+    t.start()
+    assert inside.wait(30) and r.mode() == "kv"
+    t.join()
+    faulthandler.cancel_dump_traceback_later()
+    assert "must not call the router" in str(asked[0].value)
+
+
+def test_what_can_be_gone_through_once_counts_as_a_whole():
+    r = router((), KvRouterConfig(use_kv_events=False))
+    r.add_worker(1, taints=iter(["gpu"]))
+    r.add_worker(2)
+    assert r.best_worker(iter(TOKENS), routing_constraints={"required_taints": ["gpu"]}, update_indexer=True)[0] == 1
+    assert r.get_overlap_blocks(TOKENS, 1) == 4
 
 
 def test_a_router_and_the_function_that_holds_it_are_collected():

@@ -63,7 +63,7 @@ static int ask(const struct kvr_tok *t, const char *, size_t, size_t, struct kvr
 static void figures(const struct kvr_tok *t, struct kvr_tok_figures *out)
 {
     KVR_ASSERT(atomic_load(&t->mark) == ALIVE);
-    *out = (struct kvr_tok_figures){0};
+    *out = (struct kvr_tok_figures){.hits = 5};
 }
 
 static int info(const struct kvr_tok *t, struct kvr_tok_buf *out)
@@ -172,6 +172,13 @@ static void a_folder_is_swapped_under_load(void **)
     close_rig(&r);
 }
 
+static uint64_t hits(struct kvr_tokenizer *t)
+{
+    struct kvr_tokenizer_figures f;
+    kvr_tokenizer_figures(t, &f);
+    return f.cache.hits;
+}
+
 static void trust_is_earned_anew_and_a_broken_folder_is_refused(void **)
 {
     struct rig r;
@@ -183,9 +190,11 @@ static void trust_is_earned_anew_and_a_broken_folder_is_refused(void **)
     assert_int_equal(kvr_tokenizer_reload(r.t, "a"), 0);
     assert_true(kvr_tokenizer_state(r.t) != KVR_TRUST_TRUSTED && kvr_tokenizer_generation(r.t) != generation);
     until(r.t, KVR_TRUST_PROBING);
+    assert_int_equal(hits(r.t), 10); /* of both folders: what is counted never goes back */
     atomic_store(&unusable, true);
     assert_int_equal(kvr_tokenizer_reload(r.t, "a"), 0);
     until(r.t, KVR_TRUST_REFUSED);
+    assert_int_equal(hits(r.t), 10);
     struct kvr_ids *ids;
     assert_int_equal(kvr_tokenizer_make(r.t, "{}", 2, &ids), KVR_TOK_EUNSUPPORTED);
     atomic_store(&unusable, false);

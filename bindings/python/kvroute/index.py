@@ -95,7 +95,7 @@ class RadixTree:
     Threads: any, at once."""
 
     def __init__(self, expiration_duration_secs=None, *, max_bytes=0, rank_capacity=0):
-        window = 0.0 if expiration_duration_secs is None else real("expiration_duration_secs", expiration_duration_secs, above=True)
+        window = 0.0 if expiration_duration_secs is None else real("expiration_duration_secs", expiration_duration_secs, 1e-3, 1e9)
         self.has_lower_tiers = False
         self._index = _kvroute.Index(0.0, 0, 0.0, window, whole("max_bytes", max_bytes), whole("rank_capacity", rank_capacity))
 

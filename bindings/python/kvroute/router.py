@@ -111,11 +111,12 @@ class KvRouter:
         size = whole("data_parallel_size", data_parallel_size, 1, 4096)
         limits = [0 if v is None else whole(name, v, 1) for name, v in
                   (("max_num_batched_tokens", max_num_batched_tokens), ("total_kv_blocks", total_kv_blocks))]
-        if isinstance(taints, str) or not all(isinstance(t, str) and t and len(t.encode()) < 128 for t in taints):
+        names = None if isinstance(taints, str) else list(taints)
+        if names is None or not all(isinstance(t, str) and t and len(t.encode()) < 128 for t in names):
             raise bad("taints", taints, "a list of str of 1 to 127 bytes")
         self._router.set_worker(worker_id, start, size)
         self._router.set_limits(worker_id, *limits)
-        self._router.set_taints(worker_id, list(taints))
+        self._router.set_taints(worker_id, names)
 
     def set_schedulable(self, worker_id, schedulable):
         """Whether it may be chosen; what it has under way goes on."""
@@ -214,6 +215,8 @@ class KvRouter:
         blocks the calling thread, or, where an event loop runs, gives a task to await. With do_not_queue it raises instead.
 
         Raises NoEndpoints when nobody is eligible."""
+        if hasattr(token_ids, "__next__"):
+            token_ids = list(token_ids)  # what is remembered goes through them once more
         request = self._request(token_ids, lora_name, cache_namespace, block_mm_infos, request_id, router_config_override, allowed_worker_ids,
                                 worker_id, dp_rank, routing_constraints, priority_jump, strict_priority, policy_class, is_eagle, prefer,
                                 excluded_worker_ids, do_not_queue, overloads, guarded, expected_output_tokens, tenant, tenant_weight, mode)

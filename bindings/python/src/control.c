@@ -99,8 +99,12 @@ PyObject *py_router_set_mode(PyObject *self, PyObject *args)
 
 PyObject *py_router_mode(PyObject *self, PyObject *args)
 {
+    struct py_router *x = (struct py_router *)self;
+    enum kvr_router_mode mode;
     (void)args;
-    return PyLong_FromLong((long)kvr_router_mode(((struct py_router *)self)->r));
+    if (!py_router_may_call(x)) return NULL;
+    Py_BEGIN_ALLOW_THREADS mode = kvr_router_mode(x->r);
+    Py_END_ALLOW_THREADS return PyLong_FromLong((long)mode);
 }
 
 /* set_busy(decode_blocks_frac, prefill_tokens, prefill_tokens_frac); negative: as it is */

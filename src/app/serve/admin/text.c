@@ -42,20 +42,13 @@ static void with_folder(const struct admin *admin, const char *model, const stru
     else if (rc) refuse(t, 400, "the prompt's tokens cannot be made here", why);
 }
 
-static void with_trusted(const struct admin *admin, const char *model, const struct kvr_buf *question, struct admin_text *t)
+static void with_trusted(struct kvr_tokenizer *tokenizer, const struct kvr_buf *question, struct admin_text *t)
 {
-    struct kvr_tokenizer *tokenizer = tokenizers_find(admin->tokenizers, model);
     if (kvr_tokenizer_state(tokenizer) != KVR_TRUST_TRUSTED) {
         refuse(t, 503, "the model's tokens are not made here now (GET /tokenizers)", kvr_trust_name(kvr_tokenizer_state(tokenizer)));
     } else if (kvr_tokenizer_make(tokenizer, question->data, question->len, &t->ids)) {
         refuse(t, 400, "the prompt's tokens are made by engines only (docs/guides/tokens.md says of which prompts)", "");
     }
-}
-
-/* Is there anything that makes tokens of this model? */
-static bool has_tokenizer(const struct admin *admin, const char *model)
-{
-    return admin->o->select_only ? kvr_given_tokens_has(admin->given_tokens, model) : tokenizers_find(admin->tokenizers, model) != NULL;
 }
 
 void admin_text_make(const struct admin *admin, struct kvr_json o, const char *body, size_t len, struct admin_text *t)
@@ -66,10 +59,13 @@ void admin_text_make(const struct admin *admin, struct kvr_json o, const char *b
     *t = (struct admin_text){0};
     (void)member_text(o, "model_name", model, sizeof model, &bad); /* question_read looks at what it may be */
     if (!model[0] && admin->o->model) snprintf(model, sizeof model, "%s", admin->o->model);
-    if (!has_tokenizer(admin, model)) refuse(t, 400, "there is no tokenizer for the model (--tokenizer-dir)", "");
+    /* once: the only model there is may be the only one no more */
+    struct kvr_tokenizer *tokenizer = admin->o->select_only ? NULL : tokenizers_find(admin->tokenizers, model);
+    if (!tokenizer && !kvr_given_tokens_has(admin->given_tokens, model))
+        refuse(t, 400, "there is no tokenizer for the model (--tokenizer-dir)", "");
     else if (!kvr_prompt_question(o, body, len, &question, &why)) refuse(t, question.failed ? 503 : 400, why, "");
     else if (admin->o->select_only) with_folder(admin, model, &question, t);
-    else with_trusted(admin, model, &question, t);
+    else with_trusted(tokenizer, &question, t);
     kvr_buf_free(&question);
 }
 

@@ -13,8 +13,7 @@
 struct prober;
 
 struct tokenizer_entry {
-    char model[MODEL_MAX];
-    bool is_adapter;         /* this and above: set before others see the entry */
+    char model[MODEL_MAX];   /* set before others see the entry */
     struct model_entry from; /* of the worker whose folder it has, as /v1/models told it; base_root: of an adapter's base model */
     char base_root[256];
     uint64_t from_seen;      /* the last look at the worker table in which a worker told the same */
@@ -24,6 +23,7 @@ struct tokenizer_entry {
     struct kvr_tokenizer *tokenizer;
     struct kvr_map64 probed;       /* worker -> how often it had come up when it was asked */
     struct prober *prober;         /* asks one of them now; NULL: nobody is asked */
+    size_t turn;                   /* whose it is */
     uint64_t probe_again_ms;       /* not before, when one did not answer */
     _Atomic uint64_t requests;     /* answered with ids made here, for --tokenizer-check */
     _Atomic uint64_t check_due_ms; /* the next check not before */
@@ -41,6 +41,7 @@ struct tokenizers {
     uint64_t seen;  /* the version of the worker table whose models have been looked at */
     uint64_t looks; /* how often they were */
     _Atomic size_t n;
+    _Atomic(struct tokenizer_entry *) only; /* of the one model that workers serve, but for adapters; NULL: there are several */
     struct tokenizer_entry entries[TOKENIZERS_MAX];
 };
 

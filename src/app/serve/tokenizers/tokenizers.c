@@ -43,22 +43,9 @@ static struct tokenizer_entry *find(struct tokenizers *t, const char *model)
     return NULL;
 }
 
-/* What engines take a request for that names no model: their own, when there is one that is no adapter. */
-static struct tokenizer_entry *find_only(struct tokenizers *t)
-{
-    size_t n = atomic_load_explicit(&t->n, memory_order_acquire);
-    struct tokenizer_entry *found = NULL;
-    for (size_t i = 0; i < n; i++) {
-        if (t->entries[i].is_adapter) continue;
-        if (found) return NULL;
-        found = &t->entries[i];
-    }
-    return found;
-}
-
 struct kvr_tokenizer *tokenizers_find(struct tokenizers *t, const char *model)
 {
-    const struct tokenizer_entry *e = *model ? find(t, model) : find_only(t);
+    const struct tokenizer_entry *e = *model ? find(t, model) : atomic_load_explicit(&t->only, memory_order_acquire);
     return e ? e->tokenizer : NULL;
 }
 
@@ -144,7 +131,6 @@ static bool add_entry(struct tokenizers *t, const struct model_entry *m, const c
                                           .given = t->o->tokenizer == TOKENIZER_LOCAL};
     if (kvr_tokenizer_open(&config, &e->tokenizer)) return false; /* the pool is full */
     snprintf(e->model, sizeof e->model, "%s", model);
-    e->is_adapter = m->is_lora;
     e->from = *m;
     snprintf(e->base_root, sizeof e->base_root, "%s", base_root);
     e->from_seen = t->looks;
@@ -213,21 +199,39 @@ static void follow_others(struct tokenizers *t)
     }
 }
 
+/* The model that all workers serve, adapters left out. */
+struct only_model {
+    char name[MODEL_MAX];
+    bool several;
+};
+
+static void note_model(struct only_model *only, const struct model_entry *m)
+{
+    if (m->is_lora) return;
+    if (!only->name[0]) snprintf(only->name, sizeof only->name, "%s", m->id);
+    only->several |= strcmp(only->name, m->id) != 0;
+}
+
 /* When the table has changed. */
 static void find_models(struct tokenizers *t)
 {
     uint64_t version = workers_version(t->workers);
     if (version == t->seen) return;
     struct served_models *served = malloc(sizeof *served);
+    struct only_model only = {0};
     bool all = served != NULL;
     t->looks++;
     for (struct worker *w = workers_first(t->workers); w && served; w = w->next) {
         workers_lock(t->workers);
         take_models_locked(t, w, served);
         workers_unlock(t->workers);
-        for (size_t i = 0; i < served->n; i++) all &= look_at_model(t, &served->models[i], served->base_root);
+        for (size_t i = 0; i < served->n; i++) {
+            all &= look_at_model(t, &served->models[i], served->base_root);
+            note_model(&only, &served->models[i]);
+        }
     }
     free(served);
+    atomic_store_explicit(&t->only, only.several ? NULL : find(t, only.name), memory_order_release);
     if (!all) return;
     follow_others(t);
     t->seen = version;
@@ -265,14 +269,14 @@ static bool is_probed(const struct tokenizer_entry *e, const struct worker *w)
     return ups && *ups == atomic_load(&w->ups);
 }
 
-/* A worker that serves the model and has come up since it was asked. */
+/* A worker that serves the model and has come up since it was asked; each in its turn, as one that tells nothing now is asked again. */
 static void probe_next(struct tokenizers *t, struct tokenizer_entry *e)
 {
     enum kvr_trust_state state = kvr_tokenizer_state(e->tokenizer);
     if (e->prober || state == KVR_TRUST_LOADING || state == KVR_TRUST_REFUSED || now_ms() < e->probe_again_ms) return;
     const struct roster_row *row = roster_hold(t->workers, e->model);
-    for (size_t i = 0; row && i < row->servers_n && !e->prober; i++) {
-        const struct worker *w = row->servers[i].worker;
+    for (size_t i = 0, n = row ? row->servers_n : 0; i < n && !e->prober; i++) {
+        const struct worker *w = row->servers[e->turn++ % n].worker;
         if (atomic_load(&w->health) == HEALTH_UP && !is_probed(e, w)) prober_start(t, e, w);
     }
     roster_let_go(row);

@@ -31,7 +31,7 @@ struct tokenizers *tokenizers_create(struct process *p, struct workers *workers)
 int tokenizers_open(struct tokenizers *t, char *err, size_t cap);
 /* What open would look at before it opens the library. Returns: 0, or -1 with the reason in err. */
 int tokenizers_check(const struct tokenizers *t, char *err, size_t cap);
-/* Any thread. model "": the only one there is, but for adapters. NULL: the model has none (yet). It lives as long as `serve`. */
+/* Any thread. model "": the only one that workers serve, but for adapters. NULL: the model has none (yet). It lives as long as `serve`. */
 struct kvr_tokenizer *tokenizers_find(struct tokenizers *t, const char *model);
 bool tokenizers_are_used(const struct tokenizers *t); /* tokens may be made here */
 struct kvr_token_pool *tokenizers_pool(const struct tokenizers *t);

@@ -22,7 +22,9 @@ async function ask(path, method = 'GET', body, signal) {
   throw new Refused(answer.status, told.error ?? `the router answered ${answer.status}`);
 }
 
-export const get = async (path) => (await ask(path)).json();
+// A worker's number may have 64 bits, more than a number has here: a long one is a text.
+const read = (text) => JSON.parse(text.replace(/"worker_id":(\d{16,})/g, '"worker_id":"$1"'));
+export const get = async (path) => read(await getText(path));
 export const getText = async (path) => (await ask(path)).text();
 // A part that this router may not have.
 export const getIfThere = (path) =>
@@ -70,7 +72,7 @@ async function stream(onStatus) {
       if (end < 0) continue;
       const newest = text.slice(0, end).split('\n\n').pop();
       text = text.slice(end + 2);
-      onStatus(JSON.parse(newest.slice('data: '.length)), 'live');
+      onStatus(read(newest.slice('data: '.length)), 'live');
     }
   } finally {
     clearTimeout(timer);

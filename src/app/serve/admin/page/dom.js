@@ -32,20 +32,34 @@ function change(old, now) {
 
 const ownKey = (n) => n.nodeType === 1 && n.getAttribute('data-key');
 
+// Of nodes with one key, as requests may have one id, each has its number besides.
+function ownNames(nodes) {
+  const seen = new Map();
+  return nodes.map((n) => {
+    const k = ownKey(n);
+    seen.set(k, (seen.get(k) ?? 0) + 1);
+    return k && `${seen.get(k)} ${k}`;
+  });
+}
+
 // What has a key of its own stays itself: it is moved only where that cannot be helped, as what is moved loses the focus.
 function children(old, now) {
-  const wanted = new Set(now.map(ownKey).filter(Boolean)),
-    known = new Map();
-  for (const c of [...old.childNodes])
-    if (ownKey(c) && wanted.has(ownKey(c))) known.set(ownKey(c), c);
-    else if (ownKey(c)) c.remove();
+  const names = ownNames(now),
+    wanted = new Set(names),
+    known = new Map(),
+    there = [...old.childNodes];
+  ownNames(there).forEach((name, i) => {
+    if (name && wanted.has(name)) known.set(name, there[i]);
+    else if (name) there[i].remove();
+  });
+  const stay = new Set(known.values());
   now.forEach((n, i) => {
-    const own = known.get(ownKey(n)),
+    const own = known.get(names[i]),
       at = () => old.childNodes[i];
-    while (own && at() !== own && !known.has(ownKey(at()))) at().remove();
+    while (own && at() !== own && !stay.has(at())) at().remove();
     if (own && at() !== own) old.insertBefore(own, at());
     if (!at()) old.append(n);
-    else if (!own && known.has(ownKey(at()))) old.insertBefore(n, at());
+    else if (!own && stay.has(at())) old.insertBefore(n, at());
     else change(at(), n);
   });
   while (old.childNodes.length > now.length) old.lastChild.remove();
