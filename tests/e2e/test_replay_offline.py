@@ -100,6 +100,17 @@ def test_a_made_up_trace_can_be_written_and_read(tmp_path):
     assert made["policies"][0]["hit_pct"] == pytest.approx(read["policies"][0]["hit_pct"], abs=0.5)
 
 
+def test_writing_a_trace_empties_no_file_that_it_cannot_replace(tmp_path):
+    """Neither the one that is read, nor one for which there is nothing to write."""
+    path, link = tmp_path / "t.jsonl", tmp_path / "link.jsonl"
+    path.write_text(rows(4))
+    link.symlink_to(path)
+    for args, words in [(["--trace", path, "--write-trace", link], "is the file of --trace"),
+                        (["--trace", tmp_path / "none", "--write-trace", path], "cannot read"), (["--trace", "/dev/null", "--write-trace", path], "no trace line")]:
+        r = offline(*args)
+        assert r.returncode == 2 and words in r.stderr and path.read_text() == rows(4), r.stderr
+
+
 @pytest.mark.parametrize("args,words", [
     ([], ["--offline", "--trace FILE", "--workload NAME"]),
     (["--trace", "/nowhere/t.jsonl"], ["--trace", "cannot read '/nowhere/t.jsonl'"]),

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "app/replay/texts.h"
 #include "base/log.h"
@@ -262,9 +263,27 @@ void workload_body(const struct replay_options *o, const struct traffic_request 
     kvr_json_close(b, '}');
 }
 
+/* Opening the file that is to be written empties it: what is to be read must be there, and another one. */
+static int check_source(const struct replay_options *o, const struct traffic_config *c)
+{
+    struct stat from, to;
+    struct traffic *t = NULL;
+    char err[400];
+    if (traffic_create(c, &t, err, sizeof err)) {
+        kvr_log_error("kvroute replay: --write-trace: %s", err);
+        return 2;
+    }
+    traffic_destroy(t);
+    if (c->kind != TRAFFIC_TRACE || stat(c->file, &from) || stat(o->write_trace, &to)) return 0;
+    if (!S_ISREG(to.st_mode) || from.st_dev != to.st_dev || from.st_ino != to.st_ino) return 0;
+    kvr_log_error("kvroute replay: --write-trace: '%s' is the file of --trace; allowed: another file", o->write_trace);
+    return 2;
+}
+
 static int write_rows(const struct replay_options *o, const struct traffic_config *c, const struct replay_texts *texts)
 {
     char err[400];
+    if (check_source(o, c)) return 2;
     FILE *out = fopen(o->write_trace, "w");
     if (!out) {
         kvr_log_error("kvroute replay: --write-trace: cannot write '%s': %s", o->write_trace, strerror(errno));
