@@ -335,13 +335,15 @@ static size_t host_prefix(const struct mock_engine *e, const struct mock_request
     return e->host && e->config.prefix_caching && !r->skip_cache && !r->remote ? host_tier_reach(e->host, r->chain, limit, hits) : hits;
 }
 
+/* A preempted request reads its own work again, which is no hit. */
 static void read_host(struct mock_engine *e, struct mock_request *r, size_t hits, size_t reach)
 {
     if (!e->host) return;
     if (reach > hits) r->looked_at = hits, r->offered = reach;
+    e->loading_tokens += (reach - hits) * e->config.block_size;
+    if (r->admitted) return;
     e->stats.host_queries += r->tokens_n - hits * e->config.block_size;
     e->stats.loaded_tokens += (reach - hits) * e->config.block_size;
-    e->loading_tokens += (reach - hits) * e->config.block_size;
 }
 
 /* Takes cached blocks for a waiting request, unless too few blocks are free for the rest. */
