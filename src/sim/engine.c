@@ -601,7 +601,11 @@ void mock_engine_loaded(struct mock_engine *e, struct mock_request *r, size_t to
     r->remote = false;
     r->loaded = tokens > 0;
     r->spoilt = spoilt;
-    if (tokens > r->computed) r->cached = r->computed = KVR_MIN(tokens, r->prompt - 1);
+    tokens = KVR_MIN(tokens, r->prompt - 1);
+    if (tokens > r->computed) {
+        e->stats.received_tokens += tokens - r->computed;
+        r->cached = r->computed = tokens;
+    }
     publish_blocks(e, r);
     wait_first(e, r);
 }
