@@ -252,7 +252,7 @@ static void pump(struct run *r)
             continue;
         }
         if (st == WORK_FINISHED) {
-            r->exhausted = !(r->o->duration > 0 && workload_restart(r->work));
+            r->exhausted = !(r->o->duration > 0 && workload_restart(r->work, now_s));
             if (!r->exhausted) continue;
             break;
         }

@@ -20,8 +20,8 @@ struct workload {
     bool has_head;
     struct traffic_request *turns; /* that follow answers: a heap by time */
     size_t turns_n, turns_cap;
-    uint64_t open;             /* requests whose answers have not ended */
-    uint64_t base_ns, last_ns; /* what is added to times after a restart; of the last opening */
+    uint64_t open;    /* requests whose answers have not ended */
+    uint64_t base_ns; /* what is added to times after a restart */
 };
 
 /* ---- a heap of turns --------------------------------------------------------------------------------- */
@@ -54,9 +54,7 @@ static void take_head(struct workload *w)
     int rc = traffic_next(w->traffic, &w->head);
     KVR_ASSERT(rc >= 0);
     w->has_head = rc == 1;
-    if (!w->has_head) return;
-    w->head.arrival_ns += w->base_ns;
-    w->last_ns = KVR_MAX(w->last_ns, w->head.arrival_ns);
+    if (w->has_head) w->head.arrival_ns += w->base_ns;
 }
 
 static enum work_state next_of_traffic(struct workload *w, double now_s, struct traffic_request *out, uint64_t *wait_ms)
@@ -216,14 +214,14 @@ bool workload_restart(struct workload *w)
 {
     char err[256];
     if (w->talks) {
-        talks_restart(w->talks);
+        talks_restart(w->talks, now_s);
         return true;
     }
     traffic_destroy(w->traffic);
     w->traffic = NULL;
     w->config.file = w->o->trace;
     if (w->config.kind != TRAFFIC_TRACE) w->config.seed++;
-    w->base_ns = w->last_ns;
+    w->base_ns = (uint64_t)(now_s * 1e9);
     if (traffic_create(&w->config, &w->traffic, err, sizeof err)) return false;
     take_head(w);
     return w->has_head;
