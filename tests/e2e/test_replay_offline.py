@@ -82,6 +82,22 @@ def test_limits_of_a_trace(tmp_path):
     assert fast["policies"][0]["ttft_mean_ms"] < 0.2 * out["policies"][0]["ttft_mean_ms"]
 
 
+def test_a_row_whose_answer_never_ends_is_left_out(tmp_path):
+    (tmp_path / "t.jsonl").write_text(rows(8) + rows(1).replace('"output_length": 50', '"output_length": 1000000000000000000'))
+    r = offline("--trace", tmp_path / "t.jsonl", "--compare", "linear", "--seeds", 1)
+    assert r.returncode == 0 and "8 requests in" in r.stdout and "1 line(s) are no rows" in r.stderr and "`output_length`" in r.stderr, r.stderr
+
+
+def test_seed_and_speedup_are_for_workloads_too(tmp_path):
+    common = ["--compare", "linear", "--seeds", 1, "--workload"]
+    one, given, own, both = (report(tmp_path, *common, "uniform,requests=20" + w, *more)[1] for w, more in [
+        ("", []), ("", ["--seed", 5]), (",seed=5", []), (",seed=5", ["--seed", 7])])
+    assert given == own == both != one
+    slow, fast, its = (report(tmp_path, *common, "mooncake,requests=5" + w, *more)[0].splitlines()[0] for w, more in [
+        ("", []), ("", ["--speedup", 1000]), (",speedup=1000", ["--speedup", 3])])
+    assert "5 requests in 0 s" in fast and fast == its != slow
+
+
 def test_prompts_that_no_cache_holds_are_told(tmp_path):
     (tmp_path / "t.jsonl").write_text(rows(8))
     text, out = report(tmp_path, "--trace", tmp_path / "t.jsonl", "--compare", "linear", "--num-gpu-blocks", 50)
