@@ -408,17 +408,19 @@ int replay_main(const struct replay_options *o)
         if (o->compare) rc = prepare_mode(o, keys ? keys[0] : NULL, mode);
         if (rc == 0) {
             reports[n] = report_create(mode);
-            rc = run_once(o, mode, reports[n++]);
+            rc = run_once(o, mode, reports[n]);
+            if (rc == 2) report_destroy(reports[n]);
+            else n++;
         }
     }
-    if (n && rc != 2) {
+    if (n) { /* also those before a mode that there is not */
         report_print(reports, n);
         if (o->json && report_write_json(reports, n, o->json)) {
             kvr_log_error("kvroute replay: --report: cannot write '%s': %s", o->json, strerror(errno));
             rc = 1;
         }
         for (size_t i = 0; i < n; i++)
-            if (report_failures(reports[i])) rc = 1;
+            if (rc == 0 && report_failures(reports[i])) rc = 1;
     }
     for (size_t i = 0; i < n; i++) report_destroy(reports[i]);
     kvr_keys_free(keys);
