@@ -81,13 +81,22 @@ static void done_of_traffic(struct workload *w, const struct traffic_request *rq
     w->open--;
 }
 
+/* --seed and --speedup are for it too, unless it has its own. */
+static int parse_workload(const struct replay_options *o, struct traffic_config *c, char *err, size_t cap)
+{
+    int rc = traffic_parse(o->workload, c, err, cap);
+    if (rc == 0 && !strstr(o->workload, ",seed=")) c->seed = o->seed;
+    if (rc == 0 && traffic_has(c->kind, TRAFFIC_SPEEDUP) && !strstr(o->workload, ",speedup=")) c->param[TRAFFIC_SPEEDUP] = o->speedup;
+    return rc;
+}
+
 int workload_config(const struct replay_options *o, const struct traffic_texts *texts, struct traffic_config *c, char *err, size_t cap)
 {
     bool file = strcmp(o->trace, "synthetic") != 0;
     c->file = file ? o->trace : NULL;
     c->texts = texts;
     c->vocab = o->prompts == REPLAY_TEXT ? 0 : (uint32_t)o->vocab;
-    if (o->workload) return traffic_parse(o->workload, c, err, cap);
+    if (o->workload) return parse_workload(o, c, err, cap);
     uint32_t vocab = c->vocab;
     traffic_config_init(c, TRAFFIC_TRACE);
     c->file = o->trace;
@@ -210,7 +219,7 @@ enum work_state workload_next(struct workload *w, double now_s, struct traffic_r
     return st;
 }
 
-bool workload_restart(struct workload *w)
+bool workload_restart(struct workload *w, double now_s)
 {
     char err[256];
     if (w->talks) {
