@@ -133,6 +133,7 @@ def test_writing_a_trace_empties_no_file_that_it_cannot_replace(tmp_path):
     (["--workload", "convs"], ["unknown workload 'convs'", "conversations"]),
     (["--workload", "uniform,turns=2"], ["has no 'turns'", "own-tokens"]),
     (["--workload", "uniform", "--compare", "linear,fastest"], ["--compare", "'fastest'", "linear", "smg"]),
+    (["--workload", "uniform", "--compare", "tenants"], ["--compare", "'tenants' is not a policy", "linear"]),
     (["--workload", "uniform", "--workers", "0"], ["workers", "'0'"]),
     (["--workload", "uniform", "--engine-speed", "fast"], ["engine-speed", "fast"]),
     (["--workload", "trace"], ["trace", "file"]),

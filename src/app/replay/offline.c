@@ -69,6 +69,7 @@ static int choose_policies(struct offline *f)
     for (size_t len; names && *names && f->policies_n < POLICIES_MAX; names += len + (names[len] == ',')) {
         len = strcspn(names, ",");
         const struct sim_policy *p = sim_policy_find(names, len);
+        for (size_t i = 0; i < sim_crowds_n; i++) p = p == sim_crowd_at(i) ? NULL : p; /* there is one tenant */
         if (!p) {
             char all[400] = "";
             for (size_t i = 0, n = 0; i < sim_policies_n && n < sizeof all; i++)
