@@ -216,6 +216,22 @@ def test_prompts_of_every_form(start):
         assert r.status == 400 and r.json()["error"]["param"] == param
 
 
+def test_salts_that_begin_alike_are_two_caches(start):
+    m = start(Mock)
+    cached = []
+    for salt in ("s" * 127 + "a", "s" * 127 + "b", "s" * 127 + "a"):
+        cached.append(complete(m, "q" * 64, cache_salt=salt).json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+    assert cached == [0, 0, 48]
+    assert complete(m, "q", cache_salt="s" * 2000).status == 400
+
+
+def test_what_is_no_list_of_tokens_has_no_text(start):
+    m = start(Mock)
+    for body in ("", "{", {"tokens": [-1]}, {"tokens": ["a"]}, {"tokens": "a"}):
+        assert call(m.port, "POST", "/detokenize", body).status == 400, body
+    assert call(m.port, "POST", "/detokenize", {"tokens": [104, 105]}).json() == {"prompt": "hi"}
+
+
 def test_truncate_prompt_tokens_keeps_the_end(start):
     m = start(Mock, "--max-model-len", 256)
     tokens = list(range(300))
