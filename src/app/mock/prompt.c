@@ -218,7 +218,8 @@ static int read_salt(struct kvr_json root, struct mock_ask *a, struct mock_error
     if (!kvr_json_as_str(v, &s, &len) || len == 0)
         return mock_fail(e, 400, BAD, "cache_salt",
                          "Parameter 'cache_salt' must be a non-empty string if provided. (parameter=cache_salt)");
-    snprintf(a->salt, sizeof a->salt, "%.*s", (int)KVR_MIN(len, sizeof a->salt - 1), s);
+    if (len >= sizeof a->salt) return mock_fail(e, 400, BAD, "cache_salt", "Parameter 'cache_salt' is longer than the mock keeps");
+    snprintf(a->salt, sizeof a->salt, "%.*s", (int)len, s);
     return 0;
 }
 
