@@ -88,6 +88,13 @@ def test_a_row_whose_answer_never_ends_is_left_out(tmp_path):
     assert r.returncode == 0 and "8 requests in" in r.stdout and "1 line(s) are no rows" in r.stderr and "`output_length`" in r.stderr, r.stderr
 
 
+@pytest.mark.parametrize("workload", ["uniform,output=50", "conversations,output=50", "mixed", "mooncake,output-max=3"])
+def test_answers_of_workloads_are_cut_too(tmp_path, workload):
+    common = ["--workload", workload + ",requests=20", "--compare", "linear", "--seeds", 1]
+    whole, cut, two = (report(tmp_path, *common, *more)[1]["policies"][0]["e2e_mean_ms"] for more in ([], ["--max-output", 2], ["--max-output", 3]))
+    assert cut < two <= whole
+
+
 def test_seed_and_speedup_are_for_workloads_too(tmp_path):
     common = ["--compare", "linear", "--seeds", 1, "--workload"]
     one, given, own, both = (report(tmp_path, *common, "uniform,requests=20" + w, *more)[1] for w, more in [

@@ -107,7 +107,7 @@ static int configure(struct offline *f)
     c->traffic.vocab = 0; /* what the tokens are makes no difference, and trees of other routers hold characters */
     if (o->limit) c->traffic.requests = o->limit;
     if (o->duration > 0) c->traffic.seconds = o->duration;
-    if (o->max_output && traffic_has(c->traffic.kind, TRAFFIC_OUTPUT_MAX)) c->traffic.param[TRAFFIC_OUTPUT_MAX] = (double)o->max_output;
+    c->traffic.output_cap = o->max_output;
     c->workers = (uint32_t)o->workers;
     if (o->prefill_workers) c->prefill_workers = (uint32_t)o->prefill_workers;
     c->block_size = (uint32_t)o->block_size;
