@@ -110,6 +110,12 @@ def test_a_workload_can_be_repeated_for_a_time(start, tmp_path):
     assert out["successes"] > 6
 
 
+def test_the_time_between_tokens_is_that_between_two(start, tmp_path):
+    m = start(Mock, speedup=0.05)
+    out = report(tmp_path, "--url", url(m), "--workload", "uniform,requests=1,own-tokens=32,output=2")
+    assert out["itl_p50_ms"] == pytest.approx(out["e2e_p50_ms"] - out["ttft_p50_ms"], rel=0.3)
+
+
 def test_what_was_compared_before_a_mode_that_there_is_not_is_told(worker, tmp_path):
     modes = iter([200, 400])
     w = worker(v1__completions={"choices": [{"text": "x"}]}, router_mode=lambda: next(modes), workers="[]")

@@ -121,7 +121,8 @@ static void end_flight(struct flight *f, const char *error)
                           .ttft_ms = f->first_ns ? (double)(f->first_ns - f->start_ns) / 1e6 : 0,
                           .usage = usage,
                           .tokens = f->sse.events};
-    if (f->first_ns && f->sse.events > 1) out.itl_ms = (double)(f->last_ns - f->first_ns) / 1e6 / (double)(f->sse.events - 1);
+    uint64_t tokens = usage.present ? usage.completion_tokens : f->sse.events; /* the events tell of the role and of usage, too */
+    if (f->first_ns && f->is_sse && tokens > 1) out.itl_ms = (double)(f->last_ns - f->first_ns) / 1e6 / (double)(tokens - 1);
     report_add(r->report, &out);
     workload_done(r->work, &f->rq, f->answer.data ? f->answer.data : "", f->answer.len, f->is_sse, (double)(end - r->start_ns) / 1e9);
     r->in_flight--;
