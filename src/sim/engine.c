@@ -522,6 +522,7 @@ void mock_engine_end_pass(struct mock_engine *e)
             r->tokens[r->tokens_n++] = token;
         bool last = r->generated >= r->max_tokens;
         if (last) queue_remove(&e->running, r);
+        e->stats.ended += last;
         e->config.on_token(e->config.ctx, r, token, index, last);
         if (last) request_free(e, r);
     }

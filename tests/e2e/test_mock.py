@@ -196,6 +196,7 @@ def test_a_generation_that_fails(start):
     events = sse(complete(m, [1, 2, 3], max_tokens=5, stream=True))
     assert [e[1] for e in events[-2:]] == [error, "[DONE]"] and len(events) == 4
     wait_for("the engine to be idle", lambda: m.metric("vllm:num_requests_running") == 0)
+    assert m.metric("vllm:request_success_total") == 0
 
 
 def test_prompts_of_every_form(start):

@@ -202,7 +202,7 @@ void mock_metrics(struct mock *m, struct kvr_http_conn *c)
          offsetof(struct mock_engine_stats, loaded_tokens)},
         {"vllm:prompt_tokens_total", "counter", "Prompt tokens", offsetof(struct mock_engine_stats, prompt_tokens)},
         {"vllm:generation_tokens_total", "counter", "Generated tokens", offsetof(struct mock_engine_stats, generated_tokens)},
-        {"vllm:request_success_total", "counter", "Requests that ended well", offsetof(struct mock_engine_stats, requests)},
+        {"vllm:request_success_total", "counter", "Requests that ended well", offsetof(struct mock_engine_stats, ended)},
         {"vllm:num_preemptions_total", "counter", "Requests that gave their blocks up to others",
          offsetof(struct mock_engine_stats, preemptions)},
         {"kvroute_mock_host_blocks", "gauge", "Blocks that are kept in the host's memory", offsetof(struct mock_engine_stats, host_blocks)},
