@@ -109,6 +109,7 @@ def test_prompts_that_no_cache_holds_are_told(tmp_path):
     (tmp_path / "t.jsonl").write_text(rows(8))
     text, out = report(tmp_path, "--trace", tmp_path / "t.jsonl", "--compare", "linear", "--num-gpu-blocks", 50)
     assert out["policies"][0]["failed"] == 8 and "8 requests are longer than a cache of 50 blocks" in text
+    assert out["best"] is None and out["changes"] == [] and "Best" not in text  # nothing was compared
 
 
 def test_a_made_up_trace_can_be_written_and_read(tmp_path):

@@ -184,12 +184,18 @@ static int run(struct offline *f, const char *doing, const struct sim_config *ba
     return rc == 0 ? 0 : rc == -KVR_EINVAL ? 2 : 1;
 }
 
+static bool is_answered(const struct offline *f, size_t policy)
+{
+    return sim_figure(sim_results_of(&f->c, policy), f->c.seeds, SIM_COMPLETED).value > 0;
+}
+
+/* Where no request is answered there is no best. */
 static void find_best(struct offline *f)
 {
     f->best = sim_best(&f->c, SIM_TTFT_MEAN);
     f->ours = f->policies_n;
     for (size_t p = 0; p < f->policies_n; p++) {
-        if (!sim_policy_is_ours(f->policies[p])) continue;
+        if (!sim_policy_is_ours(f->policies[p]) || !is_answered(f, p)) continue;
         double v = sim_figure(sim_results_of(&f->c, p), f->c.seeds, SIM_TTFT_MEAN).value;
         if (f->ours == f->policies_n || v < sim_figure(sim_results_of(&f->c, f->ours), f->c.seeds, SIM_TTFT_MEAN).value) f->ours = p;
     }
@@ -254,14 +260,16 @@ static void print_best(const struct offline *f)
     size_t n = f->c.seeds;
     const struct sim_result *best = sim_results_of(&f->c, f->best);
     double refused = sim_figure(best, n, SIM_FAILED).value;
-    printf("\nBest by mean time to the first token: %s.", sim_policy_name(f->policies[f->best]));
+    bool answered = is_answered(f, f->best);
+    printf("\n");
+    if (answered) printf("Best by mean time to the first token: %s.", sim_policy_name(f->policies[f->best]));
     const char *with = " These seeds cannot tell it from";
-    for (size_t p = 0; p < f->policies_n && n > 1; p++) {
+    for (size_t p = 0; p < f->policies_n && n > 1 && answered; p++) {
         if (p == f->best || sim_ratio(sim_results_of(&f->c, p), best, n, SIM_TTFT_MEAN).low > 1) continue;
         printf("%s %s", with, sim_policy_name(f->policies[p]));
         with = ",";
     }
-    printf("%s\n", *with == ',' ? "." : "");
+    if (answered) printf("%s\n", *with == ',' ? "." : "");
     if (refused > 0) printf("%.0f requests are longer than a cache of %u blocks can hold, and are refused.\n", refused, f->base.blocks);
 }
 
@@ -296,7 +304,8 @@ static void put_figures(struct kvr_buf *b, const char *label, const struct sim_r
 static int write_json(const struct offline *f)
 {
     struct kvr_buf b = {0};
-    kvr_json_printf(&b, "{'seeds':%zu,'best':%s,'policies':[", (size_t)f->c.seeds, sim_policy_name(f->policies[f->best]));
+    kvr_json_printf(&b, "{'seeds':%zu,'best':%p,'policies':[", (size_t)f->c.seeds,
+                    is_answered(f, f->best) ? sim_policy_name(f->policies[f->best]) : NULL);
     for (size_t p = 0; p < f->policies_n; p++) put_figures(&b, sim_policy_name(f->policies[p]), sim_results_of(&f->c, p), f->c.seeds);
     kvr_json_printf(&b, "],'changes':[");
     for (size_t i = 0; i < CHANGES && f->ours < f->policies_n; i++) put_figures(&b, f->changes[i].name, of_change(f, i), f->c.seeds);
