@@ -564,7 +564,8 @@ void mock_engine_destroy(struct mock_engine *e)
 
 bool mock_engine_fits(const struct mock_engine *e, size_t prompt, uint64_t max_tokens)
 {
-    return (prompt + max_tokens + e->config.block_size) / e->config.block_size <= usable(e);
+    uint64_t room = (uint64_t)usable(e) * e->config.block_size;
+    return prompt <= room && max_tokens <= room - prompt;
 }
 
 struct mock_request *mock_engine_submit(struct mock_engine *e, const struct mock_engine_request *request)

@@ -154,6 +154,17 @@ def sse(answer):
     return out
 
 
+def test_the_context_is_what_the_cache_holds(start):
+    """An answer ends there, however long it may be."""
+    m = start(Mock, "--num-gpu-blocks", 40)
+    room = 39 * 16
+    assert call(m.port, "GET", "/v1/models").json()["data"][0]["max_model_len"] == room
+    for n in (1, room - 1):
+        r = complete(m, [7] * n, max_tokens=100000)
+        assert r.status == 200 and r.json()["usage"]["total_tokens"] == room
+    assert complete(m, [7] * room).status == 400
+
+
 def test_cached_tokens_are_told_when_asked_for(start):
     m = start(Mock, details=False)
     assert complete(m, list(range(40))).json()["usage"]["prompt_tokens_details"] is None
@@ -252,7 +263,7 @@ def test_special_tokens(start):
     assert complete(m, "ab").json()["usage"]["prompt_tokens"] == 3
     assert complete(m, "ab", add_special_tokens=False).json()["usage"]["prompt_tokens"] == 2
     assert call(m.port, "POST", "/tokenize", {"prompt": "ab", "return_token_strs": True, "add_special_tokens": False}).json() == {
-        "count": 2, "max_model_len": 16384 * 16, "tokens": [97, 98], "token_strs": ["a", "b"]}
+        "count": 2, "max_model_len": 16383 * 16, "tokens": [97, 98], "token_strs": ["a", "b"]}
 
 
 def test_responses(start):
