@@ -154,6 +154,14 @@ def sse(answer):
     return out
 
 
+def test_numbers_that_are_none_are_refused(start):
+    m = start(Mock)
+    for body in ({"max_tokens": 2.5}, {"max_tokens": "many"}, {"max_tokens": [3]}, {"n": "x"}, {"temperature": "hot"}, {"temperature": {}}):
+        r = complete(m, [1, 2], **body)
+        assert r.status == 400 and r.json()["error"]["param"] == f"body.{list(body)[0]}", body
+    assert complete(m, [1, 2], max_tokens=3.0, temperature=0.5, n=None).json()["usage"]["completion_tokens"] == 3
+
+
 def test_the_context_is_what_the_cache_holds(start):
     """An answer ends there, however long it may be."""
     m = start(Mock, "--num-gpu-blocks", 40)
