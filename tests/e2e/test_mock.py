@@ -3,12 +3,13 @@
 import json
 import socket
 import struct
+import subprocess
 
 import msgpack
 import pytest
 import zmq
 
-from conftest import Mock, call, read_sse, wait_for
+from conftest import BINARY, Mock, call, read_sse, wait_for
 
 
 def complete(m, prompt, max_tokens=1, **body):
@@ -152,6 +153,14 @@ def sse(answer):
         lines = dict(l.split(": ", 1) for l in piece.splitlines())
         out.append((lines.get("event"), lines["data"] if lines["data"] == "[DONE]" else json.loads(lines["data"])))
     return out
+
+
+@pytest.mark.parametrize("args, words", [(["--fault-prefill-status", 99], "fault-prefill-status: bad value '99'; allowed: 0, or 400 to 599"),
+                                         (["--fault-decode-status", 200], "fault-decode-status: bad value '200'"),
+                                         (["--replay", "tcp://127.0.0.1:1"], "replay: there is nothing to replay without --events")])
+def test_options_that_cannot_be_are_refused(args, words):
+    r = subprocess.run([BINARY, "mock", "--port", "0", *map(str, args)], capture_output=True, text=True, timeout=20)
+    assert r.returncode == 2 and words in r.stderr, r.stderr
 
 
 def test_numbers_that_are_none_are_refused(start):
