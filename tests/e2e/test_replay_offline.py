@@ -43,6 +43,12 @@ def test_the_same_options_give_the_same_figures(tmp_path):
     assert report(tmp_path, *args) == report(tmp_path, *args)
 
 
+def test_what_a_mixture_has_is_not_all_requests(tmp_path):
+    text, out = report(tmp_path, "--workload", "mixed,requests=50", "--compare", "linear", "--seeds", 1)
+    openings = int(text.split("mixed: ")[1].split()[0])
+    assert openings < out["policies"][0]["completed"] and f"{openings} conversations and single requests" in text
+
+
 def test_rules_of_others_alone_say_nothing_of_more(tmp_path):
     text, out = report(tmp_path, *CONVERSATIONS, "--compare", "smg,tree", "--seeds", 1)
     assert out["changes"] == [] and "as it is" not in text

@@ -149,7 +149,10 @@ static int survey(const struct offline *f)
     traffic_destroy(t);
     bool talk = traffic_has(f->base.traffic.kind, TRAFFIC_TURNS);
     printf("%s: %llu %s in %.0f s, %.0f prompt tokens on average\n", traffic_name(f->base.traffic.kind), (unsigned long long)n,
-           talk ? "conversations" : "requests", last_s, n ? tokens / (double)n : 0);
+           talk                                    ? "conversations"
+           : f->base.traffic.kind == TRAFFIC_MIXED ? "conversations and single requests"
+                                                   : "requests",
+           last_s, n ? tokens / (double)n : 0);
     if (has_roles(f)) printf("%u of the workers compute prompts for the others where a policy has two legs\n", f->base.prefill_workers);
     printf("%u workers of %u blocks of %u tokens, engine speed %g; milliseconds, means over %llu seed(s)\n\n", f->base.workers,
            f->base.blocks, f->base.block_size, f->base.speed, (unsigned long long)f->o->seeds);
