@@ -6,6 +6,7 @@ import subprocess
 import pytest
 
 from conftest import BINARY, Mock
+from http_parts import Handler, HttpServer
 from test_first_hour import worker  # noqa: F401 (a fixture)
 
 
@@ -108,6 +109,18 @@ def test_a_workload_can_be_repeated_for_a_time(start, tmp_path):
     m = start(Mock, speedup=1000)
     out = report(tmp_path, "--url", url(m), "--workload", "uniform,requests=3,rate=60,own-tokens=32", "--duration", 1)
     assert out["successes"] > 6
+
+
+@pytest.mark.parametrize("treatment, told", [("local", "local"), ('a"b\\', 'a?b?'), ("\xff", "?")])
+def test_a_report_is_json_whatever_answers_say(tmp_path, treatment, told):
+    class Answers(Handler):
+        def do_POST(self):
+            self.body()
+            self.answer(200, {"choices": [{"text": "x"}]}, headers={"x-kvroute-disagg": treatment})
+    server = HttpServer(Answers)
+    out = report(tmp_path, "--url", server.url, "--workload", "uniform,requests=2,rate=100", "--no-stream")
+    server.close()
+    assert out["treatments"] == {told: 2}
 
 
 def test_the_time_between_tokens_is_that_between_two(start, tmp_path):

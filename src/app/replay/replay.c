@@ -130,12 +130,13 @@ static void end_flight(struct flight *f, const char *error)
     pump(r);
 }
 
-/* Returns: whether there is such a header. */
+/* What would not be itself in JSON, or on a terminal, is a question mark. Returns: whether there is such a header. */
 static bool copy_header(const struct kvr_headers *h, const char *name, char *out, size_t cap)
 {
     struct kvr_text v = kvr_headers_get(h, name);
     out[0] = 0;
     if (v.ptr) snprintf(out, cap, "%.*s", (int)KVR_MIN(v.len, cap - 1), v.ptr);
+    for (char *c = out; *c; c++) *c = *c < ' ' || *c > '~' || *c == '"' || *c == '\\' ? '?' : *c;
     return v.ptr != NULL;
 }
 
