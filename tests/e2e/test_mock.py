@@ -328,3 +328,13 @@ def test_a_client_that_goes_frees_its_requests(start):
     assert r.status == 200 and m.metric("vllm:num_requests_running") == 2
     c.close()
     wait_for("no request", lambda: m.metric("vllm:num_requests_running") == 0)
+
+
+def test_a_rank_that_is_no_number_asks_for_none(start):
+    m = start(Mock, dp=2, speedup=1)
+    c, r = read_sse(m.port, {"prompt": list(range(40)), "max_tokens": 100000, "stream": True})  # at rank 0
+    for rank in ("abc", "0x0", "-"):
+        assert call(m.port, "POST", "/v1/completions", {"prompt": [1], "max_tokens": 1}, {"X-data-parallel-rank": rank, "Content-Type": "application/json"}).status == 200
+    page = call(m.port, "GET", "/metrics").body.decode()
+    assert 'vllm:request_success_total{model_name="mock",engine="1"} 3' in page
+    c.close()
