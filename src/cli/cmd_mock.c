@@ -125,9 +125,22 @@ static int check_sglang(struct mock_options *o)
     return 2;
 }
 
+static bool check_status(const char *option, uint64_t status)
+{
+    if (status == 0 || status >= 400) return true;
+    kvr_log_error("kvroute mock: %s: bad value '%ju'; allowed: 0, or 400 to 599", option, (uintmax_t)status);
+    return false;
+}
+
 static int run(void *options, struct command_call *)
 {
     struct mock_options *o = options;
+    if (!check_status("fault-prefill-status", o->fault_prefill_status) || !check_status("fault-decode-status", o->fault_decode_status))
+        return 2;
+    if (o->kv_replay && !o->kv_events) {
+        kvr_log_error("kvroute mock: replay: there is nothing to replay without --events; allowed: both, --events alone or none");
+        return 2;
+    }
     if (!o->tls_cert != !o->tls_key) {
         kvr_log_error("kvroute mock: tls-cert and tls-key: one is missing; allowed: both or none");
         return 2;

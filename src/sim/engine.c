@@ -335,13 +335,15 @@ static size_t host_prefix(const struct mock_engine *e, const struct mock_request
     return e->host && e->config.prefix_caching && !r->skip_cache && !r->remote ? host_tier_reach(e->host, r->chain, limit, hits) : hits;
 }
 
+/* A preempted request reads its own work again, which is no hit. */
 static void read_host(struct mock_engine *e, struct mock_request *r, size_t hits, size_t reach)
 {
     if (!e->host) return;
     if (reach > hits) r->looked_at = hits, r->offered = reach;
+    e->loading_tokens += (reach - hits) * e->config.block_size;
+    if (r->admitted) return;
     e->stats.host_queries += r->tokens_n - hits * e->config.block_size;
     e->stats.loaded_tokens += (reach - hits) * e->config.block_size;
-    e->loading_tokens += (reach - hits) * e->config.block_size;
 }
 
 /* Takes cached blocks for a waiting request, unless too few blocks are free for the rest. */
@@ -520,6 +522,7 @@ void mock_engine_end_pass(struct mock_engine *e)
             r->tokens[r->tokens_n++] = token;
         bool last = r->generated >= r->max_tokens;
         if (last) queue_remove(&e->running, r);
+        e->stats.ended += last;
         e->config.on_token(e->config.ctx, r, token, index, last);
         if (last) request_free(e, r);
     }
@@ -561,7 +564,8 @@ void mock_engine_destroy(struct mock_engine *e)
 
 bool mock_engine_fits(const struct mock_engine *e, size_t prompt, uint64_t max_tokens)
 {
-    return (prompt + max_tokens + e->config.block_size) / e->config.block_size <= usable(e);
+    uint64_t room = (uint64_t)usable(e) * e->config.block_size;
+    return prompt <= room && max_tokens <= room - prompt;
 }
 
 struct mock_request *mock_engine_submit(struct mock_engine *e, const struct mock_engine_request *request)
@@ -599,7 +603,11 @@ void mock_engine_loaded(struct mock_engine *e, struct mock_request *r, size_t to
     r->remote = false;
     r->loaded = tokens > 0;
     r->spoilt = spoilt;
-    if (tokens > r->computed) r->cached = r->computed = KVR_MIN(tokens, r->prompt - 1);
+    tokens = KVR_MIN(tokens, r->prompt - 1);
+    if (tokens > r->computed) {
+        e->stats.received_tokens += tokens - r->computed;
+        r->cached = r->computed = tokens;
+    }
     publish_blocks(e, r);
     wait_first(e, r);
 }

@@ -57,9 +57,10 @@ struct mock_engine_config {
 
 struct mock_engine_stats {
     uint64_t running, waiting, used_blocks, total_blocks, preemptions;
-    uint64_t cached_blocks, cached_copies; /* different ones; all of them */
-    uint64_t prompt_tokens, cached_tokens, generated_tokens, requests;
-    uint64_t host_blocks, host_queries, loaded_tokens; /* queries: prompt tokens that the device had not */
+    uint64_t cached_blocks, cached_copies;                                    /* different ones; all of them */
+    uint64_t prompt_tokens, cached_tokens, generated_tokens, requests, ended; /* ended: with their last token */
+    uint64_t host_blocks, host_queries, loaded_tokens;                        /* queries: prompt tokens that the device had not */
+    uint64_t received_tokens;                                                 /* of prompts, computed by other engines */
 };
 
 struct mock_engine *mock_engine_create(const struct mock_engine_config *config);

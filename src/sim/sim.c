@@ -340,6 +340,7 @@ static void add_stats(struct mock_engine_stats *sum, const struct mock_engine *e
     sum->prompt_tokens += st.prompt_tokens;
     sum->cached_tokens += st.cached_tokens;
     sum->loaded_tokens += st.loaded_tokens;
+    sum->received_tokens += st.received_tokens;
     sum->requests += st.requests;
 }
 
@@ -395,14 +396,16 @@ static double gap_at(const struct sim *s, double share)
 
 static void report(struct sim *s, struct sim_result *out)
 {
-    double computed = 0, cached = 0, requests = 0, most = 0, most_requests = 0, fewest = HUGE_VAL, *v = out->v;
+    double prompts = 0, computed = 0, cached = 0, requests = 0, most = 0, most_requests = 0, fewest = HUGE_VAL, *v = out->v;
     *out = (struct sim_result){0};
     for (uint32_t i = 0; i < s->cfg.workers; i++) {
         struct mock_engine_stats *st = &s->workers[i].past;
         add_stats(st, s->workers[i].engine);
-        double here = (double)(st->prompt_tokens - st->cached_tokens - st->loaded_tokens), n = (double)st->requests;
+        double found = (double)(st->cached_tokens + st->loaded_tokens), n = (double)st->requests;
+        double here = (double)st->prompt_tokens - found - (double)st->received_tokens;
+        prompts += (double)st->prompt_tokens;
         computed += here;
-        cached += (double)(st->cached_tokens + st->loaded_tokens);
+        cached += found;
         requests += n;
         most = KVR_MAX(most, here);
         most_requests = KVR_MAX(most_requests, n);
@@ -410,7 +413,7 @@ static void report(struct sim *s, struct sim_result *out)
     }
     report_series(&s->ttft, &v[SIM_TTFT_MEAN], &v[SIM_TTFT_P50], &v[SIM_TTFT_P99]);
     report_series(&s->e2e, &v[SIM_E2E_MEAN], &v[SIM_E2E_P50], &v[SIM_E2E_P99]);
-    v[SIM_HIT] = computed + cached > 0 ? 100 * cached / (computed + cached) : 0;
+    v[SIM_HIT] = prompts > 0 ? 100 * cached / prompts : 0;
     v[SIM_BALANCE] = computed > 0 ? most * s->cfg.workers / computed : 1;
     v[SIM_BALANCE_REQUESTS] = requests > 0 ? most_requests * s->cfg.workers / requests : 1;
     v[SIM_COMPLETED] = (double)s->e2e.n;

@@ -29,18 +29,24 @@ void traffic_destroy(struct traffic *t)
     free(t);
 }
 
+static int cap_output(const struct traffic *t, struct traffic_request *r, int rc)
+{
+    if (rc == 1 && t->cfg.output_cap) r->output = KVR_MIN(r->output, t->cfg.output_cap);
+    return rc;
+}
+
 int traffic_next(struct traffic *t, struct traffic_request *out)
 {
-    return t->cfg.kind == TRAFFIC_MIXED ? traffic_mixed_next(t, out) : traffic_shape_next(t, out);
+    return cap_output(t, out, t->cfg.kind == TRAFFIC_MIXED ? traffic_mixed_next(t, out) : traffic_shape_next(t, out));
 }
 
 int traffic_follow(struct traffic *t, const struct traffic_request *done, const uint32_t *answer, size_t answer_n, uint64_t now_ns,
                    struct traffic_request *out)
 {
-    if (t->cfg.kind != TRAFFIC_MIXED) return traffic_shape_follow(t, done, answer, answer_n, now_ns, out);
+    if (t->cfg.kind != TRAFFIC_MIXED) return cap_output(t, out, traffic_shape_follow(t, done, answer, answer_n, now_ns, out));
     int rc = traffic_shape_follow(t->parts[done->part], done, answer, answer_n, now_ns, out);
     if (rc == 1) out->part = done->part;
-    return rc;
+    return cap_output(t, out, rc);
 }
 
 uint64_t traffic_skipped(const struct traffic *t, const char **why)

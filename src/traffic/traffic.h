@@ -72,9 +72,10 @@ struct traffic_texts {
 
 struct traffic_config {
     enum traffic_kind kind;
-    double rate;       /* requests/s on average, all turns counted; traces have their own */
-    double seconds;    /* what opens a conversation, and what has one turn only, comes before; 0: no such limit */
-    uint64_t requests; /* no more than needed for so many, later turns counted; 0: no such limit */
+    double rate;         /* requests/s on average, all turns counted; traces have their own */
+    double seconds;      /* what opens a conversation, and what has one turn only, comes before; 0: no such limit */
+    uint64_t requests;   /* no more than needed for so many, later turns counted; 0: no such limit */
+    uint64_t output_cap; /* no answer is asked to be longer; 0: no such limit */
     uint64_t seed;
     uint32_t vocab;   /* token ids are below it; 0: letters, digits and spaces, as engines have them whose token is a byte */
     const char *file; /* TRAFFIC_TRACE; borrowed until traffic_create returns */

@@ -39,6 +39,11 @@ static int take_text(const char *line, size_t len, struct kvr_trace_row *r, cons
 
 /* ---- lines ------------------------------------------------------------------------------------------- */
 
+static bool read_output(struct kvr_json root, uint64_t *out)
+{
+    return kvr_json_as_u64(kvr_json_get(root, "output_length"), out) && *out <= KVR_TRACE_OUTPUT_MAX;
+}
+
 static bool has(struct kvr_json o, const char *key)
 {
     return kvr_json_type_of(kvr_json_get(o, key)) > KVR_JSON_NULL;
@@ -57,16 +62,14 @@ int kvr_trace_parse(struct kvr_json_parser *p, const char *line, size_t len, str
     if (!kvr_json_as_double(kvr_json_get(root, "timestamp"), &ts) || ts < 0 || ts > 1e15) return -KVR_EFORMAT;
     r.timestamp_ms = (uint64_t)ts;
     if (has(root, "messages") || has(root, "prompt")) {
-        *why = "`output_length` must be a whole number";
-        if (!kvr_json_as_u64(kvr_json_get(root, "output_length"), &r.output_length)) return -KVR_EFORMAT;
+        *why = "`output_length` must be a whole number up to 16777216";
+        if (!read_output(root, &r.output_length)) return -KVR_EFORMAT;
         rc = take_text(line, len, &r, why);
         if (rc == 0) *out = r;
         return rc;
     }
-    *why = "`input_length` and `output_length` must be whole numbers";
-    if (!kvr_json_as_u64(kvr_json_get(root, "input_length"), &r.input_length) ||
-        !kvr_json_as_u64(kvr_json_get(root, "output_length"), &r.output_length))
-        return -KVR_EFORMAT;
+    *why = "`input_length` and `output_length` must be whole numbers, the second up to 16777216";
+    if (!kvr_json_as_u64(kvr_json_get(root, "input_length"), &r.input_length) || !read_output(root, &r.output_length)) return -KVR_EFORMAT;
     ids = kvr_json_get(root, "hash_ids");
     r.ids_n = kvr_json_count(ids);
     *why = "`hash_ids` must have one id per 512 tokens of input";

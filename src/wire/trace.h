@@ -13,7 +13,7 @@
 #include "base/base.h"
 #include "wire/json.h"
 
-enum { KVR_TRACE_BLOCK = 512, KVR_TRACE_IDS_MAX = 1 << 16, KVR_TRACE_SPECIAL = 1000 };
+enum { KVR_TRACE_BLOCK = 512, KVR_TRACE_IDS_MAX = 1 << 16, KVR_TRACE_OUTPUT_MAX = 1 << 24, KVR_TRACE_SPECIAL = 1000 };
 
 struct kvr_trace_row {
     uint64_t timestamp_ms, input_length, output_length; /* input_length: of a text 0 */

@@ -3,12 +3,13 @@
 import json
 import socket
 import struct
+import subprocess
 
 import msgpack
 import pytest
 import zmq
 
-from conftest import Mock, call, read_sse, wait_for
+from conftest import BINARY, Mock, call, read_sse, wait_for
 
 
 def complete(m, prompt, max_tokens=1, **body):
@@ -154,6 +155,33 @@ def sse(answer):
     return out
 
 
+@pytest.mark.parametrize("args, words", [(["--fault-prefill-status", 99], "fault-prefill-status: bad value '99'; allowed: 0, or 400 to 599"),
+                                         (["--fault-decode-status", 200], "fault-decode-status: bad value '200'"),
+                                         (["--replay", "tcp://127.0.0.1:1"], "replay: there is nothing to replay without --events")])
+def test_options_that_cannot_be_are_refused(args, words):
+    r = subprocess.run([BINARY, "mock", "--port", "0", *map(str, args)], capture_output=True, text=True, timeout=20)
+    assert r.returncode == 2 and words in r.stderr, r.stderr
+
+
+def test_numbers_that_are_none_are_refused(start):
+    m = start(Mock)
+    for body in ({"max_tokens": 2.5}, {"max_tokens": "many"}, {"max_tokens": [3]}, {"n": "x"}, {"temperature": "hot"}, {"temperature": {}}):
+        r = complete(m, [1, 2], **body)
+        assert r.status == 400 and r.json()["error"]["param"] == f"body.{list(body)[0]}", body
+    assert complete(m, [1, 2], max_tokens=3.0, temperature=0.5, n=None).json()["usage"]["completion_tokens"] == 3
+
+
+def test_the_context_is_what_the_cache_holds(start):
+    """An answer ends there, however long it may be."""
+    m = start(Mock, "--num-gpu-blocks", 40)
+    room = 39 * 16
+    assert call(m.port, "GET", "/v1/models").json()["data"][0]["max_model_len"] == room
+    for n in (1, room - 1):
+        r = complete(m, [7] * n, max_tokens=100000)
+        assert r.status == 200 and r.json()["usage"]["total_tokens"] == room
+    assert complete(m, [7] * room).status == 400
+
+
 def test_cached_tokens_are_told_when_asked_for(start):
     m = start(Mock, details=False)
     assert complete(m, list(range(40))).json()["usage"]["prompt_tokens_details"] is None
@@ -196,6 +224,7 @@ def test_a_generation_that_fails(start):
     events = sse(complete(m, [1, 2, 3], max_tokens=5, stream=True))
     assert [e[1] for e in events[-2:]] == [error, "[DONE]"] and len(events) == 4
     wait_for("the engine to be idle", lambda: m.metric("vllm:num_requests_running") == 0)
+    assert m.metric("vllm:request_success_total") == 0
 
 
 def test_prompts_of_every_form(start):
@@ -214,6 +243,22 @@ def test_prompts_of_every_form(start):
     for bad, param in ((None, "prompt"), ("", "prompt"), ([], None)):
         r = complete(m, bad)
         assert r.status == 400 and r.json()["error"]["param"] == param
+
+
+def test_salts_that_begin_alike_are_two_caches(start):
+    m = start(Mock)
+    cached = []
+    for salt in ("s" * 127 + "a", "s" * 127 + "b", "s" * 127 + "a"):
+        cached.append(complete(m, "q" * 64, cache_salt=salt).json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+    assert cached == [0, 0, 48]
+    assert complete(m, "q", cache_salt="s" * 2000).status == 400
+
+
+def test_what_is_no_list_of_tokens_has_no_text(start):
+    m = start(Mock)
+    for body in ("", "{", {"tokens": [-1]}, {"tokens": ["a"]}, {"tokens": "a"}):
+        assert call(m.port, "POST", "/detokenize", body).status == 400, body
+    assert call(m.port, "POST", "/detokenize", {"tokens": [104, 105]}).json() == {"prompt": "hi"}
 
 
 def test_truncate_prompt_tokens_keeps_the_end(start):
@@ -235,7 +280,7 @@ def test_special_tokens(start):
     assert complete(m, "ab").json()["usage"]["prompt_tokens"] == 3
     assert complete(m, "ab", add_special_tokens=False).json()["usage"]["prompt_tokens"] == 2
     assert call(m.port, "POST", "/tokenize", {"prompt": "ab", "return_token_strs": True, "add_special_tokens": False}).json() == {
-        "count": 2, "max_model_len": 16384 * 16, "tokens": [97, 98], "token_strs": ["a", "b"]}
+        "count": 2, "max_model_len": 16383 * 16, "tokens": [97, 98], "token_strs": ["a", "b"]}
 
 
 def test_responses(start):
@@ -283,3 +328,13 @@ def test_a_client_that_goes_frees_its_requests(start):
     assert r.status == 200 and m.metric("vllm:num_requests_running") == 2
     c.close()
     wait_for("no request", lambda: m.metric("vllm:num_requests_running") == 0)
+
+
+def test_a_rank_that_is_no_number_asks_for_none(start):
+    m = start(Mock, dp=2, speedup=1)
+    c, r = read_sse(m.port, {"prompt": list(range(40)), "max_tokens": 100000, "stream": True})  # at rank 0
+    for rank in ("abc", "0x0", "-"):
+        assert call(m.port, "POST", "/v1/completions", {"prompt": [1], "max_tokens": 1}, {"X-data-parallel-rank": rank, "Content-Type": "application/json"}).status == 200
+    page = call(m.port, "GET", "/metrics").body.decode()
+    assert 'vllm:request_success_total{model_name="mock",engine="1"} 3' in page
+    c.close()

@@ -404,7 +404,8 @@ def test_prompt_logprobs_of_fetched_blocks_reset_the_connection(start):
 def test_a_hand_off_that_lacks_something_never_ends_well(start):
     p, d = start(Side), start(Side)
     params = p.keep()
-    assert d.fetch({k: v for k, v in params.items() if k != "remote_block_ids"}).status == 500
+    r = d.fetch({k: v for k, v in params.items() if k != "remote_block_ids"})
+    assert r.status == 500 and "Internal server error" in r.body.decode()
     for member in ("remote_engine_id", "remote_request_id", "remote_host", "remote_port"):
         gone = Leaving(d, kv_transfer_params={k: v for k, v in params.items() if k != member})
         wait_for("it waits", lambda: d.metric("vllm:num_requests_waiting") == 1)

@@ -119,3 +119,11 @@ def test_timed_replay_keeps_the_pauses(tmp_path):
     path.write_text("".join(json.dumps({"timestamp": t, "event": event}) + "\n" for t in (0, 150, 300)))
     out = replay(path, "--check", "--timed")
     assert float(out.split(" events in ")[1].split(" s:")[0]) >= 0.3
+
+
+def test_a_limited_timed_replay_does_not_wait_for_what_comes_later(tmp_path):
+    event = {"worker_id": 1, "event": {"event_id": 1, "dp_rank": 0, "data": "cleared"}}
+    path = tmp_path / "t.jsonl"
+    path.write_text("".join(json.dumps({"timestamp": t, "event": event}) + "\n" for t in (0, 12000)))
+    out = replay(path, "--check", "--timed", "--max-time", 0.5)
+    assert out.startswith("1 events in ") and float(out.split(" events in ")[1].split(" s:")[0]) < 11

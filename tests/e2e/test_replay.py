@@ -6,6 +6,7 @@ import subprocess
 import pytest
 
 from conftest import BINARY, Mock
+from http_parts import Handler, HttpServer
 from test_first_hour import worker  # noqa: F401 (a fixture)
 
 
@@ -108,6 +109,49 @@ def test_a_workload_can_be_repeated_for_a_time(start, tmp_path):
     m = start(Mock, speedup=1000)
     out = report(tmp_path, "--url", url(m), "--workload", "uniform,requests=3,rate=60,own-tokens=32", "--duration", 1)
     assert out["successes"] > 6
+
+
+@pytest.mark.parametrize("treatment, told", [("local", "local"), ('a"b\\', 'a?b?'), ("\xff", "?")])
+def test_a_report_is_json_whatever_answers_say(tmp_path, treatment, told):
+    class Answers(Handler):
+        def do_POST(self):
+            self.body()
+            self.answer(200, {"choices": [{"text": "x"}]}, headers={"x-kvroute-disagg": treatment})
+    server = HttpServer(Answers)
+    out = report(tmp_path, "--url", server.url, "--workload", "uniform,requests=2,rate=100", "--no-stream")
+    server.close()
+    assert out["treatments"] == {told: 2}
+
+
+def test_the_time_between_tokens_is_that_between_two(start, tmp_path):
+    m = start(Mock, speedup=0.05)
+    out = report(tmp_path, "--url", url(m), "--workload", "uniform,requests=1,own-tokens=32,output=2")
+    assert out["itl_p50_ms"] == pytest.approx(out["e2e_p50_ms"] - out["ttft_p50_ms"], rel=0.3)
+
+
+def test_what_was_compared_before_a_mode_that_there_is_not_is_told(worker, tmp_path):
+    modes = iter([200, 400])
+    w = worker(v1__completions={"choices": [{"text": "x"}]}, router_mode=lambda: next(modes), workers="[]")
+    r = replay("--url", w.url, "--admin-url", w.url, "--no-stream", "--workload", "uniform,requests=3,rate=100", "--compare", "kv,nothing",
+               "--json", tmp_path / "out.json")
+    assert r.returncode == 2 and "'nothing' is not a router mode" in r.stderr
+    assert [(o["label"], o["successes"]) for o in json.loads((tmp_path / "out.json").read_text())] == [("kv", 3)] and "TTFT p50" in r.stdout
+
+
+def test_a_repeated_trace_keeps_its_pace(start, tmp_path):
+    """Two rows a second apart, each answered after 1.5 s: the second round begins when the first one has ended, and takes as long."""
+    m = start(Mock, "--role", "prefill", "--fault-slow-prefill", 1.5)
+    rows = [{"timestamp": t, "input_length": 64, "output_length": 1, "hash_ids": [t]} for t in (0, 1000)]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    out = report(tmp_path, "--url", url(m), "--trace", tmp_path / "t.jsonl", "--duration", 60, "--limit", 4)
+    assert out["successes"] == 4 and out["wall_s"] >= 2 * (1 + 1.5) - 0.05
+
+
+def test_a_conversation_does_not_wait_for_another_to_begin(start, tmp_path):
+    m = start(Mock, speedup=1000)
+    out = report(tmp_path, "--url", url(m), "--sessions", 2, "--turns", 3, "--system-tokens", 0, "--turn-tokens", 16, "--output-tokens", 1,
+                 "--speedup", 0.002, "--limit", 3)  # the second one begins after 10 s
+    assert out["successes"] == 3 and out["wall_s"] < 9
 
 
 def test_what_fails_is_counted_and_conversations_go_on(start, tmp_path):

@@ -43,6 +43,12 @@ def test_the_same_options_give_the_same_figures(tmp_path):
     assert report(tmp_path, *args) == report(tmp_path, *args)
 
 
+def test_what_a_mixture_has_is_not_all_requests(tmp_path):
+    text, out = report(tmp_path, "--workload", "mixed,requests=50", "--compare", "linear", "--seeds", 1)
+    openings = int(text.split("mixed: ")[1].split()[0])
+    assert openings < out["policies"][0]["completed"] and f"{openings} conversations and single requests" in text
+
+
 def test_rules_of_others_alone_say_nothing_of_more(tmp_path):
     text, out = report(tmp_path, *CONVERSATIONS, "--compare", "smg,tree", "--seeds", 1)
     assert out["changes"] == [] and "as it is" not in text
@@ -82,10 +88,34 @@ def test_limits_of_a_trace(tmp_path):
     assert fast["policies"][0]["ttft_mean_ms"] < 0.2 * out["policies"][0]["ttft_mean_ms"]
 
 
+def test_a_row_whose_answer_never_ends_is_left_out(tmp_path):
+    (tmp_path / "t.jsonl").write_text(rows(8) + rows(1).replace('"output_length": 50', '"output_length": 1000000000000000000'))
+    r = offline("--trace", tmp_path / "t.jsonl", "--compare", "linear", "--seeds", 1)
+    assert r.returncode == 0 and "8 requests in" in r.stdout and "1 line(s) are no rows" in r.stderr and "`output_length`" in r.stderr, r.stderr
+
+
+@pytest.mark.parametrize("workload", ["uniform,output=50", "conversations,output=50", "mixed", "mooncake,output-max=3"])
+def test_answers_of_workloads_are_cut_too(tmp_path, workload):
+    common = ["--workload", workload + ",requests=20", "--compare", "linear", "--seeds", 1]
+    whole, cut, two = (report(tmp_path, *common, *more)[1]["policies"][0]["e2e_mean_ms"] for more in ([], ["--max-output", 2], ["--max-output", 3]))
+    assert cut < two <= whole
+
+
+def test_seed_and_speedup_are_for_workloads_too(tmp_path):
+    common = ["--compare", "linear", "--seeds", 1, "--workload"]
+    one, given, own, both = (report(tmp_path, *common, "uniform,requests=20" + w, *more)[1] for w, more in [
+        ("", []), ("", ["--seed", 5]), (",seed=5", []), (",seed=5", ["--seed", 7])])
+    assert given == own == both != one
+    slow, fast, its = (report(tmp_path, *common, "mooncake,requests=5" + w, *more)[0].splitlines()[0] for w, more in [
+        ("", []), ("", ["--speedup", 1000]), (",speedup=1000", ["--speedup", 3])])
+    assert "5 requests in 0 s" in fast and fast == its != slow
+
+
 def test_prompts_that_no_cache_holds_are_told(tmp_path):
     (tmp_path / "t.jsonl").write_text(rows(8))
     text, out = report(tmp_path, "--trace", tmp_path / "t.jsonl", "--compare", "linear", "--num-gpu-blocks", 50)
     assert out["policies"][0]["failed"] == 8 and "8 requests are longer than a cache of 50 blocks" in text
+    assert out["best"] is None and out["changes"] == [] and "Best" not in text  # nothing was compared
 
 
 def test_a_made_up_trace_can_be_written_and_read(tmp_path):
@@ -100,12 +130,24 @@ def test_a_made_up_trace_can_be_written_and_read(tmp_path):
     assert made["policies"][0]["hit_pct"] == pytest.approx(read["policies"][0]["hit_pct"], abs=0.5)
 
 
+def test_writing_a_trace_empties_no_file_that_it_cannot_replace(tmp_path):
+    """Neither the one that is read, nor one for which there is nothing to write."""
+    path, link = tmp_path / "t.jsonl", tmp_path / "link.jsonl"
+    path.write_text(rows(4))
+    link.symlink_to(path)
+    for args, words in [(["--trace", path, "--write-trace", link], "is the file of --trace"),
+                        (["--trace", tmp_path / "none", "--write-trace", path], "cannot read"), (["--trace", "/dev/null", "--write-trace", path], "no trace line")]:
+        r = offline(*args)
+        assert r.returncode == 2 and words in r.stderr and path.read_text() == rows(4), r.stderr
+
+
 @pytest.mark.parametrize("args,words", [
     ([], ["--offline", "--trace FILE", "--workload NAME"]),
     (["--trace", "/nowhere/t.jsonl"], ["--trace", "cannot read '/nowhere/t.jsonl'"]),
     (["--workload", "convs"], ["unknown workload 'convs'", "conversations"]),
     (["--workload", "uniform,turns=2"], ["has no 'turns'", "own-tokens"]),
     (["--workload", "uniform", "--compare", "linear,fastest"], ["--compare", "'fastest'", "linear", "smg"]),
+    (["--workload", "uniform", "--compare", "tenants"], ["--compare", "'tenants' is not a policy", "linear"]),
     (["--workload", "uniform", "--workers", "0"], ["workers", "'0'"]),
     (["--workload", "uniform", "--engine-speed", "fast"], ["engine-speed", "fast"]),
     (["--workload", "trace"], ["trace", "file"]),

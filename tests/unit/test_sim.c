@@ -225,6 +225,30 @@ static void what_is_computed_where_is_what_the_engines_say(void **)
     assert_true(unlike.v[SIM_COMPLETED] == slow.v[SIM_COMPLETED]); /* the same requests, whoever serves them */
 }
 
+/* Nothing is shared: what is read from the host is what preempted requests had computed themselves. */
+static void what_a_preempted_prompt_reads_again_is_no_hit(void **)
+{
+    struct sim_config c = scene("uniform30");
+    c.policy = policy("round-robin");
+    c.traffic.requests = 200;
+    c.traffic.param[TRAFFIC_OUTPUT] = 400;
+    c.blocks = 1024;
+    c.host_blocks = 8192;
+    c.load_ratio = 0.1;
+    assert_true(run(&c).v[SIM_HIT] == 0);
+}
+
+/* What comes over the link was computed by the one that sent it. */
+static void a_prompt_is_computed_by_its_first_leg(void **)
+{
+    struct sim_config c = scene("uniform30");
+    c.policy = policy("two-legs");
+    c.traffic.requests = 40;
+    c.prefill_workers = 1;
+    struct sim_result r = run(&c);
+    assert_true(r.v[SIM_BALANCE] > 0.99 * c.workers && r.v[SIM_HIT] == 0);
+}
+
 static void larger_caches_hit_more(void **)
 {
     double before = 0;
@@ -375,6 +399,8 @@ int main(void)
         cmocka_unit_test(two_legs_end_in_caches_that_are_too_small),
         cmocka_unit_test(nobody_is_forgotten),
         cmocka_unit_test(what_is_computed_where_is_what_the_engines_say),
+        cmocka_unit_test(what_a_preempted_prompt_reads_again_is_no_hit),
+        cmocka_unit_test(a_prompt_is_computed_by_its_first_leg),
         cmocka_unit_test(larger_caches_hit_more),
         cmocka_unit_test(a_worker_that_leaves_costs_what_it_had_begun),
         cmocka_unit_test(routers_that_tell_each_other_choose_as_one),

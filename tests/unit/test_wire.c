@@ -527,6 +527,8 @@ static void trace_rows(void **s)
                          "{\"timestamp\":-1,\"input_length\":1,\"output_length\":1,\"hash_ids\":[1]}",
                          "x",
                          "{\"timestamp\":1,\"input_length\":1,\"output_length\":1,\"hash_ids\":[\"a\"]}",
+                         "{\"timestamp\":1,\"input_length\":1,\"output_length\":16777217,\"hash_ids\":[1]}",
+                         "{\"timestamp\":1,\"output_length\":16777217,\"prompt\":\"a\"}",
                          "{\"timestamp\":1,\"input_length\":0,\"output_length\":1,\"hash_ids\":[]}"};
     for (size_t i = 0; i < KVR_ARRAY_LEN(bad); i++) assert_int_equal(kvr_trace_parse(*s, bad[i], strlen(bad[i]), &r, &why), -KVR_EFORMAT);
 }

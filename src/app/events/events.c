@@ -76,13 +76,18 @@ static void post(struct replay *r)
 
 /* ---- lines ------------------------------------------------------------------------------------------------------------- */
 
-/* Waits until it is the event's time. */
-static void wait_for_stamp(struct replay *r, uint64_t stamp)
+static uint64_t elapsed_ms(const struct replay *r)
 {
-    uint64_t now = (kvr_now_ns(kvr_clock_monotonic()) - r->began_ns) / 1000000;
-    if (stamp <= now) return;
-    if (r->o->to) post(r);
-    uv_sleep((unsigned)KVR_MIN(stamp - now, (uint64_t)3600000));
+    return (kvr_now_ns(kvr_clock_monotonic()) - r->began_ns) / 1000000;
+}
+
+/* Waits until it is the event's time. Returns: false: the end comes before. */
+static bool wait_for_stamp(struct replay *r, uint64_t stamp)
+{
+    uint64_t end = r->o->max_time > 0 ? (uint64_t)(r->o->max_time * 1000) : UINT64_MAX, until = KVR_MIN(stamp, end), now;
+    if (stamp > elapsed_ms(r) && r->o->to) post(r);
+    while (!r->broken && (now = elapsed_ms(r)) < until) uv_sleep((unsigned)KVR_MIN(until - now, (uint64_t)3600000));
+    return stamp <= end;
 }
 
 static void take_event(struct replay *r, const struct kvr_event *ev)
@@ -113,9 +118,10 @@ static void take_line(struct replay *r, const char *file, const char *line, size
                             kvr_strerror(rc));
         return;
     }
-    if (r->o->timed) wait_for_stamp(r, stamp);
+    r->over = r->o->timed && !wait_for_stamp(r, stamp);
+    if (r->over) return;
     take_event(r, &ev);
-    double elapsed = (double)(kvr_now_ns(kvr_clock_monotonic()) - r->began_ns) / 1e9;
+    double elapsed = (double)elapsed_ms(r) / 1000;
     r->over = (r->o->max_count && r->events >= r->o->max_count) || (r->o->max_time > 0 && elapsed >= r->o->max_time);
 }
 

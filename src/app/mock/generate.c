@@ -246,12 +246,10 @@ static struct mock_rank *choose_rank(struct mock *m, struct kvr_http_conn *c, co
     struct mock_rank *best = &m->ranks[0];
     struct mock_engine_stats a, b;
     if (ask->kv.routed >= 0) return (uint64_t)ask->kv.routed < m->o->dp_size ? &m->ranks[ask->kv.routed] : NULL;
-    if (h.ptr) {
-        char s[16] = {0};
-        memcpy(s, h.ptr, KVR_MIN(h.len, sizeof s - 1));
-        unsigned long id = strtoul(s, NULL, 10);
-        return id < m->o->dp_size ? &m->ranks[id] : NULL;
-    }
+    char s[16] = {0}, *end = s;
+    if (h.ptr) memcpy(s, h.ptr, KVR_MIN(h.len, sizeof s - 1));
+    unsigned long id = strtoul(s, &end, 10);
+    if (end != s && !*end) return id < m->o->dp_size ? &m->ranks[id] : NULL; /* what is no number asks for none */
     if (ask->kv.rooms_n && ask->kv.leg == MOCK_KV_KEEPS) return &m->ranks[ask->kv.rooms[0] % m->o->dp_size];
     for (uint64_t i = 1; i < m->o->dp_size; i++) {
         mock_engine_stats(m->ranks[i].engine, &a);

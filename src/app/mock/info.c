@@ -45,14 +45,15 @@ void mock_detokenize(struct mock *m, struct kvr_http_conn *c)
     const struct kvr_http_request *http = kvr_http_conn_request(c);
     struct kvr_json root, tokens;
     struct kvr_buf b = {0}, text = {0};
-    if (kvr_json_parse(m->json, http->body, http->body_len, &root, NULL) ||
-        kvr_json_type_of(tokens = kvr_json_get(root, "tokens")) != KVR_JSON_ARRAY) {
+    bool ok = kvr_json_parse(m->json, http->body ? http->body : "", http->body_len, &root, NULL) == 0 &&
+              kvr_json_type_of(tokens = kvr_json_get(root, "tokens")) == KVR_JSON_ARRAY;
+    size_t n = ok ? kvr_json_count(tokens) : 0;
+    uint32_t *t = malloc((n + 1) * sizeof *t);
+    if (!ok || !t || kvr_json_u32_array(tokens, t, n) < 0) {
+        free(t);
         mock_reply_error(c, 400, "`tokens` must be an array of token ids");
         return;
     }
-    size_t n = kvr_json_count(tokens);
-    uint32_t *t = malloc((n + 1) * sizeof *t);
-    if (!t || kvr_json_u32_array(tokens, t, n) < 0) n = 0;
     for (size_t i = 0; i < n; i++) {
         char ch = mock_char(t[i]);
         kvr_buf_add(&text, &ch, 1);
@@ -201,7 +202,7 @@ void mock_metrics(struct mock *m, struct kvr_http_conn *c)
          offsetof(struct mock_engine_stats, loaded_tokens)},
         {"vllm:prompt_tokens_total", "counter", "Prompt tokens", offsetof(struct mock_engine_stats, prompt_tokens)},
         {"vllm:generation_tokens_total", "counter", "Generated tokens", offsetof(struct mock_engine_stats, generated_tokens)},
-        {"vllm:request_success_total", "counter", "Requests that ended well", offsetof(struct mock_engine_stats, requests)},
+        {"vllm:request_success_total", "counter", "Requests that ended well", offsetof(struct mock_engine_stats, ended)},
         {"vllm:num_preemptions_total", "counter", "Requests that gave their blocks up to others",
          offsetof(struct mock_engine_stats, preemptions)},
         {"kvroute_mock_host_blocks", "gauge", "Blocks that are kept in the host's memory", offsetof(struct mock_engine_stats, host_blocks)},

@@ -25,15 +25,16 @@ static bool read_text(struct kvr_json object, const char *name, char *out, size_
     return kvr_json_copy_name(kvr_json_get(object, name), out, cap) && out[0];
 }
 
-/* [1,2,3] of older releases, or [[1,2,3]]: one list for each group of layers, of which the mock has one. Returns: 0; -1: no such list. */
+/* [1,2,3] of older releases, or [[1,2,3]]: one list for each group of layers, of which the mock has one. Returns: 0, -KVR_EFORMAT or
+ * -KVR_ENOMEM. */
 static int read_blocks(struct kvr_json list, struct mock_kv_ask *out)
 {
-    if (kvr_json_type_of(list) != KVR_JSON_ARRAY) return -1;
+    if (kvr_json_type_of(list) != KVR_JSON_ARRAY) return -KVR_EFORMAT;
     if (kvr_json_type_of(kvr_json_at(list, 0)) == KVR_JSON_ARRAY) list = kvr_json_at(list, 0);
     size_t n = kvr_json_count(list);
     out->blocks = malloc((n + 1) * sizeof *out->blocks);
     if (!out->blocks) return -KVR_ENOMEM;
-    if (kvr_json_u32_array(list, out->blocks, n) < 0) return -1;
+    if (kvr_json_u32_array(list, out->blocks, n) < 0) return -KVR_EFORMAT;
     out->blocks_n = n;
     return 0;
 }

@@ -5,6 +5,7 @@
  */
 #include "app/mock/prompt.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "token/given.h"
@@ -218,7 +219,8 @@ static int read_salt(struct kvr_json root, struct mock_ask *a, struct mock_error
     if (!kvr_json_as_str(v, &s, &len) || len == 0)
         return mock_fail(e, 400, BAD, "cache_salt",
                          "Parameter 'cache_salt' must be a non-empty string if provided. (parameter=cache_salt)");
-    snprintf(a->salt, sizeof a->salt, "%.*s", (int)KVR_MIN(len, sizeof a->salt - 1), s);
+    if (len >= sizeof a->salt) return mock_fail(e, 400, BAD, "cache_salt", "Parameter 'cache_salt' is longer than the mock keeps");
+    snprintf(a->salt, sizeof a->salt, "%.*s", (int)len, s);
     return 0;
 }
 
@@ -227,13 +229,36 @@ static bool is_on(struct kvr_json root, const char *member)
     return kvr_json_is_true(kvr_json_get(root, member));
 }
 
-/* A number that is there, as a whole one. */
+/* A number that is there, as a whole one; 5.0 is one. */
 static bool number_of(struct kvr_json root, const char *member, int64_t *out)
 {
     uint64_t bits;
-    if (!kvr_json_as_i64_bits(kvr_json_get(root, member), &bits)) return false;
-    memcpy(out, &bits, sizeof *out);
+    double d;
+    struct kvr_json v = kvr_json_get(root, member);
+    if (kvr_json_as_i64_bits(v, &bits)) memcpy(out, &bits, sizeof *out);
+    else if (kvr_json_as_double(v, &d) && floor(d) == d && fabs(d) < 1e15) *out = (int64_t)d;
+    else return false;
     return true;
+}
+
+/* Numbers that are none, which are refused and not left out. */
+static int check_numbers(struct kvr_json root, struct mock_error *e)
+{
+    static const char *const whole[] = {"max_tokens",      "max_completion_tokens",  "max_output_tokens", "n", "top_logprobs",
+                                        "prompt_logprobs", "truncate_prompt_tokens", "temperature" /* the last: of any kind */};
+    for (size_t i = 0; i < KVR_ARRAY_LEN(whole); i++) {
+        bool any = i + 1 == KVR_ARRAY_LEN(whole);
+        int64_t n;
+        double d;
+        char at[64];
+        if (kvr_json_type_of(kvr_json_get(root, whole[i])) <= KVR_JSON_NULL || number_of(root, whole[i], &n)) continue;
+        if (any && kvr_json_as_double(kvr_json_get(root, whole[i]), &d)) continue;
+        snprintf(at, sizeof at, "body.%s", whole[i]);
+        return mock_fail(e, 400, "Bad Request", at,
+                         "1 validation error:\n  {'type': '%s', 'loc': '%s', 'msg': 'Input should be a valid %s'}",
+                         any ? "float_type" : "int_type", at, any ? "number" : "integer");
+    }
+    return 0;
 }
 
 static int read_max_tokens(const struct mock *m, struct kvr_json root, struct mock_ask *a, struct mock_error *e)
@@ -285,6 +310,7 @@ static int read_members(struct mock *m, struct kvr_json root, struct mock_ask *a
     struct kvr_json options = kvr_json_get(root, "stream_options");
     double temperature = 1;
     int64_t n = 1;
+    if (check_numbers(root, e)) return -1;
     a->stream = is_on(root, "stream");
     a->include_usage = is_on(options, "include_usage");
     a->continuous_usage = a->include_usage && is_on(options, "continuous_usage_stats");

@@ -37,7 +37,7 @@ struct mock_ask {
     uint64_t max_tokens;
     bool stream, include_usage, continuous_usage, echo, logprobs, prompt_logprobs;
     bool reports; /* vllm_xargs: kv_cache_report_mode full */
-    char model[128], salt[128];
+    char model[256], salt[1024];
     bool is_lora;
     struct mock_kv_ask kv;
     struct kvr_buf conversation; /* of /v1/responses: the text of the prompt */

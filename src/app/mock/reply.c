@@ -48,5 +48,5 @@ void mock_reply_detail(struct kvr_http_conn *c, int status, const char *detail)
 
 uint64_t mock_model_len(const struct mock *m)
 {
-    return m->o->max_model_len ? m->o->max_model_len : m->o->num_gpu_blocks * m->o->block_size;
+    return m->o->max_model_len ? m->o->max_model_len : (m->o->num_gpu_blocks - 1) * m->o->block_size;
 }

@@ -69,6 +69,7 @@ static int choose_policies(struct offline *f)
     for (size_t len; names && *names && f->policies_n < POLICIES_MAX; names += len + (names[len] == ',')) {
         len = strcspn(names, ",");
         const struct sim_policy *p = sim_policy_find(names, len);
+        for (size_t i = 0; i < sim_crowds_n; i++) p = p == sim_crowd_at(i) ? NULL : p; /* there is one tenant */
         if (!p) {
             char all[400] = "";
             for (size_t i = 0, n = 0; i < sim_policies_n && n < sizeof all; i++)
@@ -106,7 +107,7 @@ static int configure(struct offline *f)
     c->traffic.vocab = 0; /* what the tokens are makes no difference, and trees of other routers hold characters */
     if (o->limit) c->traffic.requests = o->limit;
     if (o->duration > 0) c->traffic.seconds = o->duration;
-    if (o->max_output && traffic_has(c->traffic.kind, TRAFFIC_OUTPUT_MAX)) c->traffic.param[TRAFFIC_OUTPUT_MAX] = (double)o->max_output;
+    c->traffic.output_cap = o->max_output;
     c->workers = (uint32_t)o->workers;
     if (o->prefill_workers) c->prefill_workers = (uint32_t)o->prefill_workers;
     c->block_size = (uint32_t)o->block_size;
@@ -148,7 +149,10 @@ static int survey(const struct offline *f)
     traffic_destroy(t);
     bool talk = traffic_has(f->base.traffic.kind, TRAFFIC_TURNS);
     printf("%s: %llu %s in %.0f s, %.0f prompt tokens on average\n", traffic_name(f->base.traffic.kind), (unsigned long long)n,
-           talk ? "conversations" : "requests", last_s, n ? tokens / (double)n : 0);
+           talk                                    ? "conversations"
+           : f->base.traffic.kind == TRAFFIC_MIXED ? "conversations and single requests"
+                                                   : "requests",
+           last_s, n ? tokens / (double)n : 0);
     if (has_roles(f)) printf("%u of the workers compute prompts for the others where a policy has two legs\n", f->base.prefill_workers);
     printf("%u workers of %u blocks of %u tokens, engine speed %g; milliseconds, means over %llu seed(s)\n\n", f->base.workers,
            f->base.blocks, f->base.block_size, f->base.speed, (unsigned long long)f->o->seeds);
@@ -183,12 +187,18 @@ static int run(struct offline *f, const char *doing, const struct sim_config *ba
     return rc == 0 ? 0 : rc == -KVR_EINVAL ? 2 : 1;
 }
 
+static bool is_answered(const struct offline *f, size_t policy)
+{
+    return sim_figure(sim_results_of(&f->c, policy), f->c.seeds, SIM_COMPLETED).value > 0;
+}
+
+/* Where no request is answered there is no best. */
 static void find_best(struct offline *f)
 {
     f->best = sim_best(&f->c, SIM_TTFT_MEAN);
     f->ours = f->policies_n;
     for (size_t p = 0; p < f->policies_n; p++) {
-        if (!sim_policy_is_ours(f->policies[p])) continue;
+        if (!sim_policy_is_ours(f->policies[p]) || !is_answered(f, p)) continue;
         double v = sim_figure(sim_results_of(&f->c, p), f->c.seeds, SIM_TTFT_MEAN).value;
         if (f->ours == f->policies_n || v < sim_figure(sim_results_of(&f->c, f->ours), f->c.seeds, SIM_TTFT_MEAN).value) f->ours = p;
     }
@@ -253,14 +263,16 @@ static void print_best(const struct offline *f)
     size_t n = f->c.seeds;
     const struct sim_result *best = sim_results_of(&f->c, f->best);
     double refused = sim_figure(best, n, SIM_FAILED).value;
-    printf("\nBest by mean time to the first token: %s.", sim_policy_name(f->policies[f->best]));
+    bool answered = is_answered(f, f->best);
+    printf("\n");
+    if (answered) printf("Best by mean time to the first token: %s.", sim_policy_name(f->policies[f->best]));
     const char *with = " These seeds cannot tell it from";
-    for (size_t p = 0; p < f->policies_n && n > 1; p++) {
+    for (size_t p = 0; p < f->policies_n && n > 1 && answered; p++) {
         if (p == f->best || sim_ratio(sim_results_of(&f->c, p), best, n, SIM_TTFT_MEAN).low > 1) continue;
         printf("%s %s", with, sim_policy_name(f->policies[p]));
         with = ",";
     }
-    printf("%s\n", *with == ',' ? "." : "");
+    if (answered) printf("%s\n", *with == ',' ? "." : "");
     if (refused > 0) printf("%.0f requests are longer than a cache of %u blocks can hold, and are refused.\n", refused, f->base.blocks);
 }
 
@@ -295,7 +307,8 @@ static void put_figures(struct kvr_buf *b, const char *label, const struct sim_r
 static int write_json(const struct offline *f)
 {
     struct kvr_buf b = {0};
-    kvr_json_printf(&b, "{'seeds':%zu,'best':%s,'policies':[", (size_t)f->c.seeds, sim_policy_name(f->policies[f->best]));
+    kvr_json_printf(&b, "{'seeds':%zu,'best':%p,'policies':[", (size_t)f->c.seeds,
+                    is_answered(f, f->best) ? sim_policy_name(f->policies[f->best]) : NULL);
     for (size_t p = 0; p < f->policies_n; p++) put_figures(&b, sim_policy_name(f->policies[p]), sim_results_of(&f->c, p), f->c.seeds);
     kvr_json_printf(&b, "],'changes':[");
     for (size_t i = 0; i < CHANGES && f->ours < f->policies_n; i++) put_figures(&b, f->changes[i].name, of_change(f, i), f->c.seeds);

@@ -121,7 +121,8 @@ static void end_flight(struct flight *f, const char *error)
                           .ttft_ms = f->first_ns ? (double)(f->first_ns - f->start_ns) / 1e6 : 0,
                           .usage = usage,
                           .tokens = f->sse.events};
-    if (f->first_ns && f->sse.events > 1) out.itl_ms = (double)(f->last_ns - f->first_ns) / 1e6 / (double)(f->sse.events - 1);
+    uint64_t tokens = usage.present ? usage.completion_tokens : f->sse.events; /* the events tell of the role and of usage, too */
+    if (f->first_ns && f->is_sse && tokens > 1) out.itl_ms = (double)(f->last_ns - f->first_ns) / 1e6 / (double)(tokens - 1);
     report_add(r->report, &out);
     workload_done(r->work, &f->rq, f->answer.data ? f->answer.data : "", f->answer.len, f->is_sse, (double)(end - r->start_ns) / 1e9);
     r->in_flight--;
@@ -129,12 +130,13 @@ static void end_flight(struct flight *f, const char *error)
     pump(r);
 }
 
-/* Returns: whether there is such a header. */
+/* What would not be itself in JSON, or on a terminal, is a question mark. Returns: whether there is such a header. */
 static bool copy_header(const struct kvr_headers *h, const char *name, char *out, size_t cap)
 {
     struct kvr_text v = kvr_headers_get(h, name);
     out[0] = 0;
     if (v.ptr) snprintf(out, cap, "%.*s", (int)KVR_MIN(v.len, cap - 1), v.ptr);
+    for (char *c = out; *c; c++) *c = *c < ' ' || *c > '~' || *c == '"' || *c == '\\' ? '?' : *c;
     return v.ptr != NULL;
 }
 
@@ -252,7 +254,7 @@ static void pump(struct run *r)
             continue;
         }
         if (st == WORK_FINISHED) {
-            r->exhausted = !(r->o->duration > 0 && workload_restart(r->work));
+            r->exhausted = !(r->o->duration > 0 && workload_restart(r->work, now_s));
             if (!r->exhausted) continue;
             break;
         }
@@ -408,17 +410,19 @@ int replay_main(const struct replay_options *o)
         if (o->compare) rc = prepare_mode(o, keys ? keys[0] : NULL, mode);
         if (rc == 0) {
             reports[n] = report_create(mode);
-            rc = run_once(o, mode, reports[n++]);
+            rc = run_once(o, mode, reports[n]);
+            if (rc == 2) report_destroy(reports[n]);
+            else n++;
         }
     }
-    if (n && rc != 2) {
+    if (n) { /* also those before a mode that there is not */
         report_print(reports, n);
         if (o->json && report_write_json(reports, n, o->json)) {
             kvr_log_error("kvroute replay: --report: cannot write '%s': %s", o->json, strerror(errno));
             rc = 1;
         }
         for (size_t i = 0; i < n; i++)
-            if (report_failures(reports[i])) rc = 1;
+            if (rc == 0 && report_failures(reports[i])) rc = 1;
     }
     for (size_t i = 0; i < n; i++) report_destroy(reports[i]);
     kvr_keys_free(keys);

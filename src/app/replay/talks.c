@@ -5,6 +5,7 @@
  */
 #include "app/replay/workload.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "wire/trace.h"
@@ -25,7 +26,6 @@ struct talks {
     uint64_t generation;
     struct kvr_rng rng;
     double base_s; /* added to the times after a restart */
-    double last_s;
 };
 
 static void append(struct session *s, uint32_t token)
@@ -51,6 +51,7 @@ static void begin(struct talks *all, size_t i)
 enum work_state talks_next(struct talks *all, double now_s, struct traffic_request *out, uint64_t *wait_ms)
 {
     const struct replay_options *o = all->o;
+    double next_s = HUGE_VAL;
     if (all->finished == o->sessions) return WORK_FINISHED;
     for (size_t k = 0; k < o->sessions; k++) {
         size_t i = (all->next + k) % o->sessions;
@@ -58,8 +59,9 @@ enum work_state talks_next(struct talks *all, double now_s, struct traffic_reque
         double due = all->base_s + (double)i * ARRIVAL_MS / 1000 / o->speedup;
         if (s->busy || !s->turns_left) continue;
         if (s->turns_left == o->turns && due > now_s) {
-            *wait_ms = (uint64_t)((due - now_s) * 1000) + 1;
-            return WORK_LATER;
+            next_s = due;
+            k += o->sessions - 1 - i; /* those behind it begin later still */
+            continue;
         }
         uint64_t turn = o->turn_tokens / 2 + kvr_rng_below(&all->rng, (uint32_t)o->turn_tokens + 1);
         for (uint64_t t = 0; t < KVR_MAX(turn, (uint64_t)1); t++) append(s, token_of(o, kvr_rng_next(&all->rng)));
@@ -70,10 +72,11 @@ enum work_state talks_next(struct talks *all, double now_s, struct traffic_reque
         s->busy = true;
         s->turns_left--;
         all->next = (i + 1) % o->sessions;
-        all->last_s = KVR_MAX(all->last_s, due);
         return WORK_READY;
     }
-    return WORK_BLOCKED;
+    if (next_s == HUGE_VAL) return WORK_BLOCKED;
+    *wait_ms = (uint64_t)((next_s - now_s) * 1000) + 1;
+    return WORK_LATER;
 }
 
 void talks_done(struct talks *all, const struct traffic_request *rq, const uint32_t *answer, size_t answer_n)
@@ -84,9 +87,9 @@ void talks_done(struct talks *all, const struct traffic_request *rq, const uint3
     if (s->turns_left == 0) all->finished++;
 }
 
-void talks_restart(struct talks *all)
+void talks_restart(struct talks *all, double now_s)
 {
-    all->base_s = all->last_s;
+    all->base_s = now_s;
     all->generation++;
     all->finished = 0;
     for (size_t i = 0; i < all->o->sessions; i++) begin(all, i);

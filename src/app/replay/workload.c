@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "app/replay/texts.h"
 #include "base/log.h"
@@ -19,8 +20,8 @@ struct workload {
     bool has_head;
     struct traffic_request *turns; /* that follow answers: a heap by time */
     size_t turns_n, turns_cap;
-    uint64_t open;             /* requests whose answers have not ended */
-    uint64_t base_ns, last_ns; /* what is added to times after a restart; of the last opening */
+    uint64_t open;    /* requests whose answers have not ended */
+    uint64_t base_ns; /* what is added to times after a restart */
 };
 
 /* ---- a heap of turns --------------------------------------------------------------------------------- */
@@ -53,9 +54,7 @@ static void take_head(struct workload *w)
     int rc = traffic_next(w->traffic, &w->head);
     KVR_ASSERT(rc >= 0);
     w->has_head = rc == 1;
-    if (!w->has_head) return;
-    w->head.arrival_ns += w->base_ns;
-    w->last_ns = KVR_MAX(w->last_ns, w->head.arrival_ns);
+    if (w->has_head) w->head.arrival_ns += w->base_ns;
 }
 
 static enum work_state next_of_traffic(struct workload *w, double now_s, struct traffic_request *out, uint64_t *wait_ms)
@@ -82,13 +81,22 @@ static void done_of_traffic(struct workload *w, const struct traffic_request *rq
     w->open--;
 }
 
+/* --seed and --speedup are for it too, unless it has its own. */
+static int parse_workload(const struct replay_options *o, struct traffic_config *c, char *err, size_t cap)
+{
+    int rc = traffic_parse(o->workload, c, err, cap);
+    if (rc == 0 && !strstr(o->workload, ",seed=")) c->seed = o->seed;
+    if (rc == 0 && traffic_has(c->kind, TRAFFIC_SPEEDUP) && !strstr(o->workload, ",speedup=")) c->param[TRAFFIC_SPEEDUP] = o->speedup;
+    return rc;
+}
+
 int workload_config(const struct replay_options *o, const struct traffic_texts *texts, struct traffic_config *c, char *err, size_t cap)
 {
     bool file = strcmp(o->trace, "synthetic") != 0;
     c->file = file ? o->trace : NULL;
     c->texts = texts;
     c->vocab = o->prompts == REPLAY_TEXT ? 0 : (uint32_t)o->vocab;
-    if (o->workload) return traffic_parse(o->workload, c, err, cap);
+    if (o->workload) return parse_workload(o, c, err, cap);
     uint32_t vocab = c->vocab;
     traffic_config_init(c, TRAFFIC_TRACE);
     c->file = o->trace;
@@ -211,18 +219,18 @@ enum work_state workload_next(struct workload *w, double now_s, struct traffic_r
     return st;
 }
 
-bool workload_restart(struct workload *w)
+bool workload_restart(struct workload *w, double now_s)
 {
     char err[256];
     if (w->talks) {
-        talks_restart(w->talks);
+        talks_restart(w->talks, now_s);
         return true;
     }
     traffic_destroy(w->traffic);
     w->traffic = NULL;
     w->config.file = w->o->trace;
     if (w->config.kind != TRAFFIC_TRACE) w->config.seed++;
-    w->base_ns = w->last_ns;
+    w->base_ns = (uint64_t)(now_s * 1e9);
     if (traffic_create(&w->config, &w->traffic, err, sizeof err)) return false;
     take_head(w);
     return w->has_head;
@@ -262,9 +270,27 @@ void workload_body(const struct replay_options *o, const struct traffic_request 
     kvr_json_close(b, '}');
 }
 
+/* Opening the file that is to be written empties it: what is to be read must be there, and another one. */
+static int check_source(const struct replay_options *o, const struct traffic_config *c)
+{
+    struct stat from, to;
+    struct traffic *t = NULL;
+    char err[400];
+    if (traffic_create(c, &t, err, sizeof err)) {
+        kvr_log_error("kvroute replay: --write-trace: %s", err);
+        return 2;
+    }
+    traffic_destroy(t);
+    if (c->kind != TRAFFIC_TRACE || stat(c->file, &from) || stat(o->write_trace, &to)) return 0;
+    if (!S_ISREG(to.st_mode) || from.st_dev != to.st_dev || from.st_ino != to.st_ino) return 0;
+    kvr_log_error("kvroute replay: --write-trace: '%s' is the file of --trace; allowed: another file", o->write_trace);
+    return 2;
+}
+
 static int write_rows(const struct replay_options *o, const struct traffic_config *c, const struct replay_texts *texts)
 {
     char err[400];
+    if (check_source(o, c)) return 2;
     FILE *out = fopen(o->write_trace, "w");
     if (!out) {
         kvr_log_error("kvroute replay: --write-trace: cannot write '%s': %s", o->write_trace, strerror(errno));

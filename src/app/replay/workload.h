@@ -29,8 +29,8 @@ void workload_destroy(struct workload *w);
 enum work_state workload_next(struct workload *w, double now_s, struct traffic_request *out, uint64_t *wait_ms);
 /* The answer of a request has ended; its conversation goes on with it. */
 void workload_done(struct workload *w, const struct traffic_request *rq, const char *answer, size_t len, bool is_sse, double now_s);
-/* Starts over, with other requests, or the same rows of a trace. false when it cannot. */
-bool workload_restart(struct workload *w);
+/* Starts over at now_s, with other requests, or the same rows of a trace. false when it cannot. */
+bool workload_restart(struct workload *w, double now_s);
 /* Of the endpoint that a request is for. Static. */
 const char *workload_path(const struct traffic_request *rq);
 void workload_body(const struct replay_options *o, const struct traffic_request *rq, struct kvr_buf *out);
@@ -42,6 +42,6 @@ struct talks *talks_create(const struct replay_options *o);
 void talks_destroy(struct talks *s);
 enum work_state talks_next(struct talks *s, double now_s, struct traffic_request *out, uint64_t *wait_ms);
 void talks_done(struct talks *s, const struct traffic_request *rq, const uint32_t *answer, size_t answer_n);
-void talks_restart(struct talks *s);
+void talks_restart(struct talks *s, double now_s);
 
 #endif
