@@ -8,8 +8,8 @@ import os
 import socket
 import sys
 
-BLOCK = 1000
-FIRST = [first for first in range(10000, 32000, BLOCK) if first not in (18000, 19000)]  # scripts/demo.sh looks for its ports there
+BLOCK = 500
+FIRST = [first for first in range(10000, 32000, BLOCK) if first not in (18000, 18500, 19000, 19500)]  # scripts/demo.sh looks for its ports there
 _guard, _first, _next = None, 0, 0
 
 

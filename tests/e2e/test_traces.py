@@ -284,7 +284,8 @@ def test_the_queue_of_spans_is_bounded(start, collector):
     assert 0 < s.metric("trace_spans_queued") <= 16384
 
 
-def test_an_endpoint_that_is_none_is_said_at_the_start(start):
-    s = start(Serve, [], "--otlp-endpoint", "grpc://x:4317", wait=False, expect=1)
+@pytest.mark.parametrize("url", ["grpc://x:4317", "http://x:4318/v?tenant=1", "http://x:4318#a"])
+def test_an_endpoint_that_is_none_is_said_at_the_start(start, url):
+    s = start(Serve, [], "--otlp-endpoint", url, wait=False, expect=1)
     s.p.wait(20)
-    assert "--otlp-endpoint" in s.text() and "grpc://x:4317" in s.text() and "allowed" in s.text()
+    assert "--otlp-endpoint" in s.text() and url in s.text() and "allowed" in s.text()

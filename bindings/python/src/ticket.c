@@ -87,8 +87,8 @@ static void finished(struct kvr_ticket *kt, int rc, const struct kvr_router_resu
     py_raised = (struct py_raised){NULL, NULL, NULL};
     set_over(t);
     tell(t);
+    Py_DECREF(t); /* the library's; what this may run is called by the router, too */
     py_calling_back = outer;
-    Py_DECREF(t); /* the library's */
     PyGILState_Release(gil);
 }
 

@@ -403,7 +403,7 @@ static void open_loop(struct kvr_otlp *o)
 
 static int parse_endpoint(const char *text, struct kvr_endpoint *e, char *err, size_t cap)
 {
-    if (kvr_endpoint_parse_any(text, strlen(text), e) == 0) return 0;
+    if (!strpbrk(text, "?#") && kvr_endpoint_parse_any(text, strlen(text), e) == 0) return 0; /* /v1/traces goes behind it */
     snprintf(err, cap, "bad value '%.200s'; allowed: http://HOST:PORT or https://HOST:PORT, and a path", text);
     return -KVR_EINVAL;
 }
