@@ -58,9 +58,9 @@ struct loop {
     struct request *ready;                      /* their turn in the queue has come; under mail_lock */
     _Atomic size_t parked_n, active, in_flight; /* active: booked; in_flight: all that are not ended */
     _Atomic size_t bound_n;
-    _Atomic size_t gated_n;                     /* of those that are parked: wait until decode workers are not overloaded */
-    _Atomic size_t owed_conns;                  /* connections on which something is still to be said; kept up to date while draining */
-    _Atomic uint64_t answered;                  /* the last look-around that the loop has done (data_plane_answers) */
+    _Atomic size_t gated_n;    /* of those that are parked: wait until decode workers are not overloaded */
+    _Atomic size_t owed_conns; /* connections on which something is still to be said; kept up to date while draining */
+    _Atomic uint64_t answered; /* the last look-around that the loop has done (data_plane_answers) */
     _Atomic bool stop;
     bool draining, took_over;
 };
