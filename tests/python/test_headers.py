@@ -42,6 +42,7 @@ C_ONLY = {
         kvr_index_drop_worker kvr_index_drop_rank kvr_index_tend kvr_index_walk_begin kvr_index_walk_next kvr_index_walk_end
         kvr_index_restore""",
     "the router's dump is its index's": "kvr_router_dump",
+    "who serves what changes while requests wait: a task of Python is cancelled and asks again": "kvr_router_allow",
     "a router for other workers is another KvRouter": "kvr_router_start_over",
     "tiers are matched by KvRouter.get_overlap_scores": "kvr_index_match_tiers",
     "what only the program's converter of engines' events knows: windows, pools, what an engine did not have": """
