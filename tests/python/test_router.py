@@ -271,18 +271,20 @@ def test_a_function_that_calls_its_router_is_told_so_and_nothing_hangs():
 
 
 def test_who_asks_for_the_mode_waits_for_nobody_that_waits_for_him():
-    inside, asked = threading.Event(), []
+    inside, asking, asked = threading.Event(), threading.Event(), []
 
     def choose(candidates):
         inside.set()
-        time.sleep(0.05)  # without the interpreter lock: whoever asks meanwhile waits for the router's
+        assert asking.wait(30)  # without the interpreter lock: whoever asks meanwhile waits for the router's
         asked.append(pytest.raises(RuntimeError, r.mode))
         return 0
     r = router(select=choose)
     faulthandler.dump_traceback_later(60, exit=True)  # who hangs has the interpreter lock
     t = threading.Thread(target=r.best_worker, args=(TOKENS,))
     t.start()
-    assert inside.wait(30) and r.mode() == "kv"
+    assert inside.wait(30)
+    asking.set()
+    assert r.mode() == "kv"
     t.join()
     faulthandler.cancel_dump_traceback_later()
     assert "must not call the router" in str(asked[0].value)

@@ -168,6 +168,9 @@ static void look_again(struct request *r)
 
 void route_look_again(struct loop *l)
 {
+    uint64_t version = workers_version(l->data->workers);
+    if (version == l->bound_seen) return;
+    l->bound_seen = version;
     for (struct request *r = l->bound; r; r = r->now->choosing.next) look_again(r);
 }
 

@@ -47,6 +47,7 @@ struct loop {
     struct ctx_list ctxs;
     struct request *parked; /* wait for a worker to exist; ordered by urgency */
     struct request *bound;  /* wait in the router's queue for some of the workers: others may come */
+    uint64_t bound_seen;    /* the version of the worker table when they were looked at */
     struct side_call *side_calls;
     size_t side_calls_n[SIDE_KINDS];
     struct bootstrap *bootstraps; /* data/two_legs/bootstrap.h */
