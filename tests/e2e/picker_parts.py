@@ -60,9 +60,9 @@ class Talk:
     """A stream: one request of a client of the gateway."""
 
     def __init__(self, channel, metadata=()):
-        self.said = queue.Queue()
+        self.said, self.channel = queue.Queue(), channel
         self.call = channel.stream_stream("/envoy.service.ext_proc.v3.ExternalProcessor/Process", request_serializer=pb.ProcessingRequest.SerializeToString,
-                                          response_deserializer=pb.ProcessingResponse.FromString)(iter(self.said.get, None), timeout=60 * SLOW, metadata=metadata)
+                                          response_deserializer=pb.ProcessingResponse.FromString)(iter(self.said.get, None), timeout=60 * SLOW, metadata=metadata, wait_for_ready=True)
 
     def say(self, **parts):
         self.said.put(pb.ProcessingRequest(**parts))
@@ -100,6 +100,13 @@ class Talk:
 
     def close(self):
         self.said.put(None)
+
+    def cancel(self):
+        """Once its HEADERS have left, as the answer to a call behind it shows: the library resets a call whose HEADERS still wait, and a RST_STREAM
+        of a stream that never began ends the connection, with all of its calls (RFC 9113, 6.4)."""
+        behind = self.channel.unary_unary("/nobody/listens").future(b"", timeout=60 * SLOW)
+        assert behind.code() == grpc.StatusCode.UNIMPLEMENTED
+        self.call.cancel()
 
 
 class Observing(Talk):

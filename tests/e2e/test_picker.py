@@ -153,7 +153,7 @@ def end_anyhow(t, rng):
         for _ in t.call:
             pass
     else:
-        t.call.cancel()
+        t.cancel()
 
 
 def mixed(rng, a, b):
