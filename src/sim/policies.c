@@ -117,6 +117,11 @@ const char *sim_policy_name(const struct sim_policy *p)
     return p->name;
 }
 
+bool sim_policy_has_roles(const struct sim_policy *p)
+{
+    return p->roles;
+}
+
 const char *sim_policy_meaning(const struct sim_policy *p)
 {
     return p->meaning;

@@ -100,6 +100,7 @@ const struct sim_policy *sim_crowd_at(size_t i);
 const struct sim_policy *sim_policy_find(const char *name, size_t len);
 const struct sim_policy *sim_policy_at(size_t i);
 const char *sim_policy_name(const struct sim_policy *p);
+bool sim_policy_has_roles(const struct sim_policy *p); /* it needs prefill workers */
 const char *sim_policy_meaning(const struct sim_policy *p);
 /* The library chooses: not the rules of another router. */
 bool sim_policy_is_ours(const struct sim_policy *p);

@@ -136,6 +136,8 @@ def test_what_was_compared_before_a_mode_that_there_is_not_is_told(worker, tmp_p
                "--json", tmp_path / "out.json")
     assert r.returncode == 2 and "'nothing' is not a router mode" in r.stderr
     assert [(o["label"], o["successes"]) for o in json.loads((tmp_path / "out.json").read_text())] == [("kv", 3)] and "TTFT p50" in r.stdout
+    r = replay("--url", w.url, "--admin-url", w.url, "--compare", ",".join(["kv"] * 9))
+    assert r.returncode == 2 and "--compare: more than 8 modes" in r.stderr
 
 
 def test_a_repeated_trace_keeps_its_pace(start, tmp_path):

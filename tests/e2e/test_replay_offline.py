@@ -148,6 +148,8 @@ def test_writing_a_trace_empties_no_file_that_it_cannot_replace(tmp_path):
     (["--workload", "uniform,turns=2"], ["has no 'turns'", "own-tokens"]),
     (["--workload", "uniform", "--compare", "linear,fastest"], ["--compare", "'fastest'", "linear", "smg"]),
     (["--workload", "uniform", "--compare", "tenants"], ["--compare", "'tenants' is not a policy", "linear"]),
+    (["--workload", "uniform", "--compare", "two-legs"], ["--compare: two-legs needs --prefill-workers"]),
+    (["--workload", "uniform", "--compare", ",".join(["auto"] * 33)], ["--compare: more than 32 policies"]),
     (["--workload", "uniform", "--workers", "0"], ["workers", "'0'"]),
     (["--workload", "uniform", "--engine-speed", "fast"], ["engine-speed", "fast"]),
     (["--workload", "trace"], ["trace", "file"]),

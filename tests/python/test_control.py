@@ -131,6 +131,8 @@ def test_a_decision_is_explained_and_the_book_is_read():
     r.best_worker(PROMPT, request_id="r", guarded=True)
     rows = r.get_candidates(PROMPT, allowed_worker_ids=[2])
     assert [(c["worker_id"], c["device_blocks"]) for c in rows] == [(2, 4.0)]
+    with pytest.raises(ValueError, match="isl"):
+        r.get_candidates(range(0), isl=2**64)
     assert sum(rows[0]["delay_ms"].values()) == pytest.approx(rows[0]["cost"])
     assert r.get_loads()[1]["active_requests"] == 1 and r.where("r") == (2, 0) and r.where("x") is None
     r.touch("r")

@@ -195,7 +195,7 @@ class KvRouter:
                 whole("strict_priority", strict_priority, 0, U32), policy_class,
                 (excluded_worker_ids, flag("prefer", prefer), flag("do_not_queue", do_not_queue), flag("overloads", overloads), flag("guarded", guarded),
                  output, (whole("tenant", tenant), real("tenant_weight", tenant_weight, above=True), output),
-                 -1 if mode is None else MODES[one_of("mode", mode, _REQUEST_MODES)], isl))
+                 -1 if mode is None else MODES[one_of("mode", mode, _REQUEST_MODES)], whole("isl", isl)))
 
     def best_worker(self, token_ids, router_config_override=None, request_id=None, update_indexer=False, block_mm_infos=None, lora_name=None,
                     routing_constraints=None, strict_priority=0, policy_class=None, cache_namespace=None, *, allowed_worker_ids=None,

@@ -66,7 +66,7 @@ static int choose_policies(struct offline *f)
     const char *names = f->o->compare;
     for (size_t i = 0; !names && !has_roles(f) && i < sim_policies_n; i++) f->policies[f->policies_n++] = sim_policy_at(i);
     for (size_t i = 0; !names && has_roles(f) && i < sim_treatments_n; i++) f->policies[f->policies_n++] = sim_treatment_at(i);
-    for (size_t len; names && *names && f->policies_n < POLICIES_MAX; names += len + (names[len] == ',')) {
+    for (size_t len; names && *names; names += len + (names[len] == ',')) {
         len = strcspn(names, ",");
         const struct sim_policy *p = sim_policy_find(names, len);
         for (size_t i = 0; i < sim_crowds_n; i++) p = p == sim_crowd_at(i) ? NULL : p; /* there is one tenant */
@@ -78,6 +78,14 @@ static int choose_policies(struct offline *f)
                 n += (size_t)snprintf(all + n, sizeof all - n, ", %s", sim_policy_name(sim_treatment_at(i)));
             kvr_log_error("kvroute replay: --compare: '%.*s' is not a policy of --offline; allowed: %s", (int)KVR_MIN(len, (size_t)60),
                           names, all);
+            return 2;
+        }
+        if (sim_policy_has_roles(p) && !has_roles(f)) {
+            kvr_log_error("kvroute replay: --compare: %s needs --prefill-workers", sim_policy_name(p));
+            return 2;
+        }
+        if (f->policies_n == POLICIES_MAX) {
+            kvr_log_error("kvroute replay: --compare: more than %d policies", POLICIES_MAX);
             return 2;
         }
         f->policies[f->policies_n++] = p;

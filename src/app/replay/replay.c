@@ -386,9 +386,18 @@ static int prepare_mode(const struct replay_options *o, const char *key, const c
     return 0;
 }
 
+enum { MODES_MAX = 8 };
+
+static size_t count_modes(const char *modes)
+{
+    size_t n = 1;
+    for (const char *c = modes; *c; c++) n += *c == ',';
+    return n;
+}
+
 int replay_main(const struct replay_options *o)
 {
-    struct report *reports[8] = {0};
+    struct report *reports[MODES_MAX] = {0};
     char *modes = strdup(o->compare ? o->compare : "run"), *rest = modes, *mode;
     size_t n = 0;
     char **keys = NULL, err[320];
@@ -398,6 +407,10 @@ int replay_main(const struct replay_options *o)
         free(modes);
         return o->write_trace ? workload_write(o) : offline_main(o);
     }
+    if (o->compare && count_modes(o->compare) > MODES_MAX) {
+        kvr_log_error("kvroute replay: --compare: more than %d modes", MODES_MAX);
+        rc = 2;
+    }
     if (o->admin_key_file && !(keys = kvr_keys_read(o->admin_key_file, err, sizeof err))) {
         kvr_log_error("kvroute replay: --admin-key-file: %s", err);
         rc = 2;
@@ -406,7 +419,7 @@ int replay_main(const struct replay_options *o)
         kvr_log_error("kvroute replay: --tls-ca: %s; allowed: a PEM file of certificates", err);
         rc = 2;
     }
-    while (rc == 0 && n < 8 && (mode = strsep(&rest, ","))) {
+    while (rc == 0 && n < MODES_MAX && (mode = strsep(&rest, ","))) {
         if (o->compare) rc = prepare_mode(o, keys ? keys[0] : NULL, mode);
         if (rc == 0) {
             reports[n] = report_create(mode);
