@@ -43,6 +43,7 @@
     X(WATCHES, "watches of answers")                                                                                                       \
     X(HEALTH, "health checks")                                                                                                             \
     X(TOKENS, "the token cache")                                                                                                           \
+    X(TOKENIZER_JUDGE, "judging engines' answers for a tokenizer")                                                                         \
     X(TOKENIZER, "what a tokenizer is worth")                                                                                              \
     X(TOKEN_POOL, "prompts for the tokenizer's threads")                                                                                   \
     X(SELECTION, "selections whose turn has come")                                                                                         \

@@ -36,7 +36,9 @@ struct kvr_tokenizer {
     _Atomic uint64_t generation;
     _Atomic bool has_dates; /* its template writes the date */
     _Atomic bool is_sglang; /* of the profile that is used */
-    struct kvr_lock lock;   /* of what follows */
+    struct kvr_lock
+        judge; /* held while answers decide about the profile, so that each engine's meet those before them; no state of its own */
+    struct kvr_lock lock; /* of what follows */
     char *dir;
     bool loading;          /* a thread reads the folder, or will */
     struct loaded *loaded; /* NULL: none yet, or it cannot be used */
@@ -88,6 +90,7 @@ void kvr_tokenizer_unref(struct kvr_tokenizer *t)
     let_go(t->loaded);
     for (size_t i = 0; i < t->answers_n; i++) kvr_ids_unref(t->answers[i].ids);
     kvr_lock_destroy(&t->lock);
+    kvr_lock_destroy(&t->judge);
     free(t->model);
     free(t->dir);
     free(t->profile);
@@ -409,10 +412,12 @@ static void run_probing(struct kvr_token_work *w)
     struct kvr_tokenizer *t = p->t;
     struct loaded *l = hold(t);
     if (!l) return;
+    kvr_lock(&t->judge);
     struct probed found = look_at_answers(t, l, p);
     kvr_lock(&t->lock);
     if (t->loaded == l) probed_locked(t, p, &found);
     kvr_unlock(&t->lock);
+    kvr_unlock(&t->judge);
     let_go(l);
 }
 
@@ -501,13 +506,13 @@ static void compared_locked(struct kvr_tokenizer *t, const struct comparison *c,
     changed_locked(t, before);
 }
 
-static void compare_with(struct kvr_tokenizer *t, struct loaded *l, const struct comparison *c)
+static void compare_with(struct kvr_tokenizer *t, struct loaded *l, const struct comparison *c, bool decides)
 {
     struct kvr_ids *ids;
     size_t at;
     if (kvr_profile_ids(l->profiles.lib, current(l), c->question.data, c->question.len, &ids)) return;
     bool same = kvr_ids_same(ids->v, ids->n, c->engine->v, c->engine->n, &at);
-    bool other = !same && kvr_tokenizer_state(t) == KVR_TRUST_PROBING && other_profile(t, l, c);
+    bool other = !same && decides && kvr_tokenizer_state(t) == KVR_TRUST_PROBING && other_profile(t, l, c);
     kvr_lock(&t->lock);
     if (t->loaded == l) compared_locked(t, c, ids, other);
     kvr_unlock(&t->lock);
@@ -519,7 +524,10 @@ static void run_comparison(struct kvr_token_work *w)
     const struct comparison *c = comparison_of(w);
     bool looked_at = is_decided_by_requests(c->t) && !kvr_tokenizer_date_turns(c->t); /* also of what was asked just before */
     struct loaded *l = looked_at ? hold(c->t) : NULL;
-    if (l) compare_with(c->t, l, c);
+    bool decides = l && kvr_tokenizer_state(c->t) == KVR_TRUST_PROBING;
+    if (decides) kvr_lock(&c->t->judge);
+    if (l) compare_with(c->t, l, c, decides);
+    if (decides) kvr_unlock(&c->t->judge);
     let_go(l);
 }
 
@@ -681,6 +689,7 @@ int kvr_tokenizer_open(const struct kvr_tokenizer_config *config, struct kvr_tok
 {
     struct kvr_tokenizer *t = calloc(1, sizeof *t);
     if (!t) return -KVR_ENOMEM;
+    kvr_lock_init(&t->judge, KVR_LOCK_TOKENIZER_JUDGE);
     kvr_lock_init(&t->lock, KVR_LOCK_TOKENIZER);
     atomic_init(&t->refs, 1);
     t->config = *config;

@@ -13,7 +13,8 @@
  * Never logs or keeps a prompt's text: of a difference it keeps which question, where, and both ids.
  *
  * Threads: any. A lock for trust, findings and the folder that is used (KVR_LOCK_TOKENIZER), under which ids are not made; a folder that
- * was read lives as long as somebody makes ids with it.
+ * was read lives as long as somebody makes ids with it. Answers of engines decide one after the other (KVR_LOCK_TOKENIZER_JUDGE), or two
+ * that come at once would not be compared with each other.
  */
 #ifndef KVR_TOKEN_TOKENIZER_H
 #define KVR_TOKEN_TOKENIZER_H

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reads what routing needs of OpenAI bodies; the bytes that are forwarded are never these (wire/openai.h). */
 #include "wire/openai.h"
+#include "wire/lax.h"
 #include "wire/mm_parts.h"
 
 #include <string.h>
@@ -85,8 +86,7 @@ static const char *read_members(struct kvr_json root, struct kvr_openai_request 
     if (kvr_json_type_of(v[MODEL]) > KVR_JSON_NULL && !kvr_json_as_str(v[MODEL], &out->model, &out->model_len))
         return "`model` must be a string";
     if (!read_salt(v[SALT], out)) return "`cache_salt` must be a string";
-    kvr_json_as_bool(v[STREAM], &out->stream);
-    if (!kvr_json_as_u64(v[MAX_COMPLETION], &out->max_tokens)) kvr_json_as_u64(v[MAX_TOKENS], &out->max_tokens);
+    out->stream = kvr_lax_bool(v[STREAM], false);
     out->has_messages = kvr_json_type_of(v[MESSAGES]) == KVR_JSON_ARRAY;
     out->has_prompt = kvr_json_type_of(v[PROMPT]) == KVR_JSON_STRING || kvr_json_type_of(v[PROMPT]) == KVR_JSON_ARRAY;
     kvr_openai_take_prompt(out, v[PROMPT]);

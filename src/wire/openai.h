@@ -18,7 +18,6 @@ struct kvr_openai_request {
     bool tokens_are_told; /* by nvext.token_data, beside a prompt: most engines compute that one */
     uint64_t tokens_sum;  /* of a list of token arrays, of which `tokens` is the first, the lengths of all; else 0 */
     size_t text_max;      /* the caller's: bytes of prompt text that are enough; 0: all there is */
-    uint64_t max_tokens;  /* 0: not given */
     /* nvext.agent_hints: seconds of seniority, strict priority, expected output tokens; 0: not given */
     double priority;
     uint32_t strict_priority;

@@ -3,9 +3,9 @@
 #include "wire/prompt_members.h"
 
 #include <string.h>
-#include <strings.h>
 
 #include "base/base.h"
+#include "wire/lax.h"
 #include "wire/mm_parts.h"
 
 /* What a member of that name does, whatever its value; the few whose value matters are READ. */
@@ -179,48 +179,6 @@ static void note_member(struct seen *s, const char *key, size_t key_len, struct 
 static bool is_given(struct kvr_json v)
 {
     return kvr_json_type_of(v) > KVR_JSON_NULL;
-}
-
-bool kvr_lax_bool(struct kvr_json v, bool otherwise)
-{
-    static const char *const words[2][6] = {{"false", "0", "off", "f", "n", "no"}, {"true", "1", "on", "t", "y", "yes"}};
-    const char *s;
-    size_t len;
-    double number;
-    bool flag;
-    if (kvr_json_as_bool(v, &flag)) return flag;
-    if (kvr_json_as_double(v, &number)) return number == 0 ? false : number == 1 ? true : otherwise;
-    if (!kvr_json_as_str(v, &s, &len)) return otherwise;
-    for (int w = 0; w < 2; w++)
-        for (size_t i = 0; i < KVR_ARRAY_LEN(words[w]); i++)
-            if (strlen(words[w][i]) == len && strncasecmp(words[w][i], s, len) == 0) return w;
-    return otherwise;
-}
-
-static bool text_i64(const char *s, size_t len, int64_t *out)
-{
-    char text[24] = {0}, *end;
-    if (len == 0 || len >= sizeof text) return false;
-    memcpy(text, s, len);
-    if (strspn(text, "+-0123456789") != len) return false;
-    *out = strtoll(text, &end, 10);
-    return *end == 0;
-}
-
-bool kvr_lax_i64(struct kvr_json v, int64_t *out)
-{
-    const char *s;
-    size_t len;
-    double number;
-    bool flag;
-    if (kvr_json_as_bool(v, &flag)) {
-        *out = flag;
-        return true;
-    }
-    if (kvr_json_as_str(v, &s, &len)) return text_i64(s, len, out);
-    if (!kvr_json_as_double(v, &number) || !(number >= -9e15 && number <= 9e15) || number != (double)(int64_t)number) return false;
-    *out = (int64_t)number;
-    return true;
 }
 
 static void read_truncation(struct kvr_json keep, struct kvr_json side, struct kvr_prompt_members *out)

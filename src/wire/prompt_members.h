@@ -52,9 +52,4 @@ struct kvr_prompt_members {
 /* Of the object of a body. */
 void kvr_prompt_members_read(struct kvr_json body, enum kvr_prompt_form form, struct kvr_prompt_members *out);
 
-/* How the engines read a flag or a whole number: also from texts and from numbers that mean one. Absent, null and what is neither:
- * `otherwise` (the latter they refuse). */
-bool kvr_lax_bool(struct kvr_json v, bool otherwise);
-bool kvr_lax_i64(struct kvr_json v, int64_t *out);
-
 #endif

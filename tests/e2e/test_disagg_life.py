@@ -327,7 +327,7 @@ def test_a_prefill_worker_that_dies_while_the_answer_streams_is_not_missed(pair)
 # ---- nothing is left to generate ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [False, True, "true", 1])
 def test_a_context_leg_after_which_nothing_is_left_is_the_answer(pair, stream):
     ended = {"id": "p", "object": "text_completion", "created": 1, "model": "m", "prompt_token_ids": PROMPT,
              "choices": [{"index": 0, "text": "hi", "finish_reason": "stop", "disaggregated_params": {"request_type": "context_only"}}],

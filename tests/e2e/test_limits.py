@@ -83,6 +83,25 @@ def test_tokens_are_taken_and_put_right_when_usage_is_known(limited):
     assert round(use_of(s)["tokens_left"]) == 1000 - used  # a refused one takes nothing
 
 
+@pytest.mark.parametrize("wants", [{"max_tokens": "901"}, {"max_tokens": " 9_01.0 "}, {"max_tokens": 901.0}, {"max_tokens": 2**70}, {"max_tokens": 301, "n": "3"},
+                                   {"max_tokens": 301, "prompts": 3}, {"max_tokens": 901, "max_completion_tokens": 1}])
+def test_output_is_counted_as_the_engine_reads_what_is_asked_for(limited, wants):
+    s = limited("tokens_per_second: 0.001, burst_tokens: 1000")
+    assert ask(s, 10, max_tokens=1).status == 200
+    wait_for("put right", lambda: round(use_of(s)["tokens_left"]) == 989)
+    prompts = wants.pop("prompts", 1)
+    body = {"model": "small", "prompt": [[7] * 100] * prompts if prompts > 1 else [7] * 100, **wants}
+    refused(call(s.port, "POST", "/v1/completions", body, AUTH), 429, "rate_limit_exceeded", "tokens_per_second")
+
+
+def test_output_of_responses_is_what_that_form_asks_for(limited):
+    s = limited("tokens_per_second: 0.001, burst_tokens: 1000")
+    assert ask(s, 10, max_tokens=1).status == 200
+    wait_for("put right", lambda: round(use_of(s)["tokens_left"]) == 989)
+    refused(call(s.port, "POST", "/v1/responses", {"model": "small", "input": "a", "max_tokens": 1, "max_output_tokens": 990}, AUTH), 429, "rate_limit_exceeded",
+            "tokens_per_second")
+
+
 def test_a_request_larger_than_the_burst_passes_when_the_bucket_is_full(limited):
     s = limited("tokens_per_second: 0.001, burst_tokens: 50")
     assert ask(s, 100).status == 200

@@ -1,28 +1,32 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A folder is read again while threads make ids with it: nothing is used after it was given back, and all of it is given back. The library
- * is made here: what it gives out is counted, and marked when it is given back. */
+/* A folder is read again while threads make ids with it: nothing is used after it was given back, and all of it is given back. Answers of
+ * engines come while others are judged. The library is made here: what it gives out is counted, and marked when it is given back. */
 #include "test.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <string.h>
 
 #include "token/probes.h"
 #include "token/tokenizer.h"
 
-enum { THREADS = 4, RELOADS = 200, ALIVE = 0x5a5a, IDS = 3 };
+enum { THREADS = 4, RELOADS = 200, ALIVE = 0x5a5a, IDS = 3, LAST = 3, PAIRS = 300 };
 
 struct kvr_tok {
     _Atomic unsigned mark;
+    uint32_t last; /* of its ids */
 };
 
 static _Atomic long alive; /* folders and variants that were not given back */
 static _Atomic bool unusable;
+static _Atomic bool unlike; /* each variant makes other ids */
 
 static struct kvr_tok *new_one(void)
 {
     struct kvr_tok *t = calloc(1, sizeof *t);
     KVR_ASSERT(t);
     atomic_store(&t->mark, ALIVE);
+    t->last = LAST;
     atomic_fetch_add(&alive, 1);
     return t;
 }
@@ -40,8 +44,10 @@ static int load(const char *, const char *, struct kvr_tok **out, struct kvr_tok
 
 static int variant(const struct kvr_tok *t, const char *, struct kvr_tok **out, struct kvr_tok_buf *)
 {
+    static _Atomic uint32_t made;
     KVR_ASSERT(atomic_load(&t->mark) == ALIVE);
     *out = new_one();
+    if (atomic_load(&unlike)) (*out)->last = LAST + atomic_fetch_add(&made, 1) % (KVR_PROFILES_MAX - 1);
     return 0;
 }
 
@@ -54,8 +60,9 @@ static void give_back(struct kvr_tok *t)
 
 static int ask(const struct kvr_tok *t, const char *, size_t, size_t, struct kvr_tok_job **, struct kvr_tok_buf *out)
 {
-    static uint32_t ids[IDS] = {1, 2, 3};
+    static _Thread_local uint32_t ids[IDS];
     KVR_ASSERT(atomic_load(&t->mark) == ALIVE);
+    memcpy(ids, (const uint32_t[IDS]){1, 2, t->last}, sizeof ids);
     *out = (struct kvr_tok_buf){ids, sizeof ids, 0};
     return 0;
 }
@@ -122,14 +129,19 @@ static void reload(struct kvr_tokenizer *t, const char *dir)
     assert_int_equal(rc, 0);
 }
 
+static void answer(struct kvr_tokenizer *t, const char *who, uint32_t last)
+{
+    const uint32_t ids[IDS] = {1, 2, last};
+    struct kvr_probe_answer answers[KVR_PROBES_MAX] = {{0}};
+    for (size_t i = 0; i < kvr_token_probes_n; i++) answers[i] = (struct kvr_probe_answer){true, kvr_ids_new(ids, IDS)};
+    assert_true(kvr_tokenizer_probed(t, who, answers, kvr_token_probes_n));
+    for (size_t i = 0; i < kvr_token_probes_n; i++) kvr_ids_unref(answers[i].ids);
+}
+
 /* An engine agrees with all built-in questions. */
 static void agree(struct kvr_tokenizer *t)
 {
-    static const uint32_t ids[IDS] = {1, 2, 3};
-    struct kvr_probe_answer answers[32] = {{0}};
-    for (size_t i = 0; i < kvr_token_probes_n; i++) answers[i] = (struct kvr_probe_answer){true, kvr_ids_new(ids, IDS)};
-    assert_true(kvr_tokenizer_probed(t, "an engine", answers, kvr_token_probes_n));
-    for (size_t i = 0; i < kvr_token_probes_n; i++) kvr_ids_unref(answers[i].ids);
+    answer(t, "an engine", LAST);
 }
 
 static void *use(void *arg)
@@ -205,11 +217,28 @@ static void trust_is_earned_anew_and_a_broken_folder_is_refused(void **)
     close_rig(&r);
 }
 
+/* Each agrees with a profile, and neither with the other's. */
+static void two_engines_that_answer_at_once_are_compared_with_each_other(void **)
+{
+    atomic_store(&unlike, true);
+    for (uint32_t i = 0; i < PAIRS; i++) {
+        struct rig r;
+        open_rig(&r);
+        until(r.t, KVR_TRUST_PROBING);
+        answer(r.t, "an engine", LAST + 10 + i % 3);
+        answer(r.t, "another", LAST + 30);
+        until(r.t, KVR_TRUST_REFUSED);
+        close_rig(&r);
+    }
+    atomic_store(&unlike, false);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_folder_is_swapped_under_load),
         cmocka_unit_test(trust_is_earned_anew_and_a_broken_folder_is_refused),
+        cmocka_unit_test(two_engines_that_answer_at_once_are_compared_with_each_other),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -244,12 +244,11 @@ static void openai_fields(void **s)
     struct kvr_openai_request r;
     const char *why;
     assert_int_equal(parse(s, "{\"model\":\"m\",\"messages\":[],\"stream\":true,\"max_tokens\":7,\"cache_salt\":\"x\"}", &r, &why), 0);
-    assert_true(r.stream && r.has_messages && !r.has_prompt && r.max_tokens == 7);
+    assert_true(r.stream && r.has_messages && !r.has_prompt);
     assert_memory_equal(r.model, "m", 1);
     assert_memory_equal(r.salt, "x", 1);
     assert_int_equal(
         parse(s, "{\"messages\":[],\"max_completion_tokens\":9,\"nvext\":{\"cache_salt\":\"y\",\"token_data\":[1,2,3]}}", &r, &why), 0);
-    assert_int_equal(r.max_tokens, 9);
     assert_int_equal(r.tokens_n, 3);
     assert_memory_equal(r.salt, "y", 1);
 }
@@ -331,9 +330,7 @@ static void openai_numbers_beyond_range_do_not_touch_neighbours(void **s)
     uint64_t tokens[3];
     assert_int_equal(kvr_json_u64_array(r.tokens, tokens, 3), 3);
     assert_true(tokens[0] == UINT64_MAX && tokens[1] == UINT32_MAX && tokens[2] == 7);
-    assert_true(r.max_tokens == 1234567890123456789u);
     assert_int_equal(parse(s, "{\"max_tokens\":18446744073709551616,\"prompt\":\"x\"}", &r, &why), 0); /* the engine's business */
-    assert_int_equal(r.max_tokens, 0);
     assert_int_equal(parse(s, "{\"prompt\":[1e400,1]}", &r, &why), 0); /* a token that is none is no text either */
     assert_int_equal(r.tokens_n, 2);
     for (size_t i = 0; i < KVR_ARRAY_LEN(refused); i++) assert_int_equal(parse(s, refused[i], &r, &why), -KVR_EFORMAT);

@@ -5,10 +5,11 @@
  */
 #include "app/mock/prompt.h"
 
-#include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "token/given.h"
+#include "wire/lax.h"
 #include "wire/tokenize_body.h"
 
 #define BAD "BadRequestError"
@@ -226,39 +227,69 @@ static int read_salt(struct kvr_json root, struct mock_ask *a, struct mock_error
 
 static bool is_on(struct kvr_json root, const char *member)
 {
-    return kvr_json_is_true(kvr_json_get(root, member));
+    return kvr_lax_bool(kvr_json_get(root, member), false);
 }
 
-/* A number that is there, as a whole one; 5.0 is one. */
 static bool number_of(struct kvr_json root, const char *member, int64_t *out)
 {
-    uint64_t bits;
-    double d;
-    struct kvr_json v = kvr_json_get(root, member);
-    if (kvr_json_as_i64_bits(v, &bits)) memcpy(out, &bits, sizeof *out);
-    else if (kvr_json_as_double(v, &d) && floor(d) == d && fabs(d) < 1e15) *out = (int64_t)d;
-    else return false;
+    return kvr_lax_i64(kvr_json_get(root, member), out);
+}
+
+/* A text that means one is one, too. */
+static bool real_of(struct kvr_json v, double *out)
+{
+    const char *s;
+    size_t len;
+    char text[40], *end;
+    if (!kvr_json_as_str(v, &s, &len)) return kvr_json_as_double(v, out);
+    if (len == 0 || len >= sizeof text) return false;
+    memcpy(text, s, len);
+    text[len] = 0;
+    double d = strtod(text, &end);
+    if (end == text || end[strspn(end, " \t\r\n")]) return false;
+    *out = d;
     return true;
 }
 
-/* Numbers that are none, which are refused and not left out. */
-static int check_numbers(struct kvr_json root, struct mock_error *e)
+static int refuse_number(struct mock_error *e, const char *member, const char *type, const char *what)
 {
-    static const char *const whole[] = {"max_tokens",      "max_completion_tokens",  "max_output_tokens", "n", "top_logprobs",
-                                        "prompt_logprobs", "truncate_prompt_tokens", "temperature" /* the last: of any kind */};
+    char at[64];
+    snprintf(at, sizeof at, "body.%s", member);
+    return mock_fail(e, 400, "Bad Request", at, "1 validation error:\n  {'type': '%s', 'loc': '%s', 'msg': 'Input should be a valid %s'}",
+                     type, at, what);
+}
+
+/* Members of the form that are no numbers are refused; those of other forms are not read. As vLLM 0.32's classes do. */
+static int check_numbers(struct kvr_json root, enum mock_api api, struct mock_error *e)
+{
+    enum { C = 1 << MOCK_COMPLETIONS, H = 1 << MOCK_CHAT, R = 1 << MOCK_RESPONSES, M = 1 << MOCK_MESSAGES };
+    static const struct {
+        const char *member;
+        int forms;
+        int not_null, no_text; /* forms in which null, or a text, is none */
+    } whole[] = {
+        {"max_tokens", C | H | M, 0, 0},
+        {"max_completion_tokens", H, 0, 0},
+        {"max_output_tokens", R, 0, 0},
+        {"n", C | H, C, 0},
+        {"logprobs", C, 0, C},
+        {"top_logprobs", H | R, 0, H},
+        {"prompt_logprobs", C | H, 0, C | H},
+        {"truncate_prompt_tokens", C | H, 0, 0},
+    };
+    int form = 1 << api;
+    struct kvr_json v;
+    int64_t n;
+    double d;
     for (size_t i = 0; i < KVR_ARRAY_LEN(whole); i++) {
-        bool any = i + 1 == KVR_ARRAY_LEN(whole);
-        int64_t n;
-        double d;
-        char at[64];
-        if (kvr_json_type_of(kvr_json_get(root, whole[i])) <= KVR_JSON_NULL || number_of(root, whole[i], &n)) continue;
-        if (any && kvr_json_as_double(kvr_json_get(root, whole[i]), &d)) continue;
-        snprintf(at, sizeof at, "body.%s", whole[i]);
-        return mock_fail(e, 400, "Bad Request", at,
-                         "1 validation error:\n  {'type': '%s', 'loc': '%s', 'msg': 'Input should be a valid %s'}",
-                         any ? "float_type" : "int_type", at, any ? "number" : "integer");
+        enum kvr_json_type type = kvr_json_type_of(v = kvr_json_get(root, whole[i].member));
+        if (!(whole[i].forms & form) || type == KVR_JSON_NONE || (type == KVR_JSON_NULL && !(whole[i].not_null & form))) continue;
+        if (!kvr_lax_i64(v, &n) || (type == KVR_JSON_STRING && whole[i].no_text & form))
+            return refuse_number(e, whole[i].member, "int_type", "integer");
     }
-    return 0;
+    v = kvr_json_get(root, "temperature");
+    if (kvr_json_type_of(v) <= KVR_JSON_NULL || kvr_lax_i64(v, &n) || real_of(v, &d)) return 0;
+    return refuse_number(e, "temperature", "float_type", "number");
 }
 
 static int read_max_tokens(const struct mock *m, struct kvr_json root, struct mock_ask *a, struct mock_error *e)
@@ -310,12 +341,12 @@ static int read_members(struct mock *m, struct kvr_json root, struct mock_ask *a
     struct kvr_json options = kvr_json_get(root, "stream_options");
     double temperature = 1;
     int64_t n = 1;
-    if (check_numbers(root, e)) return -1;
+    if (check_numbers(root, a->api, e)) return -1;
     a->stream = is_on(root, "stream");
     a->include_usage = is_on(options, "include_usage");
     a->continuous_usage = a->include_usage && is_on(options, "continuous_usage_stats");
     a->echo = a->api == MOCK_COMPLETIONS && is_on(root, "echo");
-    kvr_json_as_double(kvr_json_get(root, "temperature"), &temperature);
+    (void)real_of(kvr_json_get(root, "temperature"), &temperature);
     number_of(root, "n", &n);
     if (temperature < 0)
         return mock_fail(e, 400, BAD, "temperature", "temperature must be non-negative, got %.1f. (parameter=temperature, value=%.1f)",

@@ -16,6 +16,7 @@
 #include "app/serve/workers/table/worker.h"
 #include "app/serve/workers/workers.h"
 #include "wire/json_text.h"
+#include "wire/lax.h"
 #include "wire/mm_parts.h"
 #include "wire/tokenize_body.h"
 
@@ -165,14 +166,30 @@ static void take_response(struct request *r, struct kvr_json v)
     if (id[0] && !request_keep_text(&r->response, id, strlen(id))) out_of_memory(r); /* it may be known to one worker alone */
 }
 
-/* Tokens that the engine may generate for it: each form has its own member, and there may be several answers. */
-static uint64_t asked_output(const struct kvr_openai_request *rq)
+static uint64_t number_in(struct kvr_json object, const char *member, uint64_t otherwise)
 {
-    uint64_t tokens = rq->max_tokens, n = 1;
-    if (!tokens) (void)kvr_json_as_u64(kvr_json_get(rq->root, "max_output_tokens"), &tokens);
-    if (!tokens) (void)kvr_json_as_u64(kvr_json_get(kvr_json_get(rq->root, "sampling_params"), "max_new_tokens"), &tokens);
-    (void)kvr_json_as_u64(kvr_json_get(rq->root, "n"), &n);
-    return KVR_MIN(tokens, (uint64_t)1 << 32) * KVR_MAX(KVR_MIN(n, (uint64_t)1024), (uint64_t)1);
+    (void)kvr_lax_u64(kvr_json_get(object, member), &otherwise);
+    return otherwise;
+}
+
+/* A list of texts, or of lists of tokens, is as many prompts. */
+static uint64_t prompts_in(struct kvr_json prompt)
+{
+    enum kvr_json_type first = kvr_json_type_of(kvr_json_at(prompt, 0));
+    return first == KVR_JSON_STRING || first == KVR_JSON_ARRAY ? kvr_json_count(prompt) : 1;
+}
+
+/* Tokens that the engine may generate for it, by the members that it reads in this form; 0: the body does not say. Of a chat's two, which
+ * engines do not weigh alike, the larger. */
+static uint64_t asked_output(struct kvr_json body, enum kvr_prompt_form form)
+{
+    struct kvr_json from = form == KVR_FORM_GENERATE ? kvr_json_get(body, "sampling_params") : body;
+    const char *limit = form == KVR_FORM_GENERATE ? "max_new_tokens" : form == KVR_FORM_RESPONSES ? "max_output_tokens" : "max_tokens";
+    uint64_t tokens = number_in(from, limit, 0), answers = 1;
+    if (form == KVR_FORM_CHAT) tokens = KVR_MAX(tokens, number_in(body, "max_completion_tokens", 0));
+    if (form != KVR_FORM_RESPONSES && form != KVR_FORM_MESSAGES) answers = number_in(from, "n", 1);
+    if (form == KVR_FORM_COMPLETION) answers = KVR_MIN(answers, (uint64_t)1024) * prompts_in(kvr_json_get(body, "prompt"));
+    return KVR_MIN(tokens, (uint64_t)1 << 32) * KVR_MAX(KVR_MIN(answers, (uint64_t)1 << 20), (uint64_t)1);
 }
 
 static void take_members(struct request *r, const struct kvr_openai_request *rq)
@@ -187,7 +204,7 @@ static void take_members(struct request *r, const struct kvr_openai_request *rq)
     if (rq->priority > 0 && r->priority == 0) r->priority = rq->priority;
     if (rq->strict_priority && !r->strict_priority) r->strict_priority = rq->strict_priority;
     take_salt(r, rq);
-    r->admission.output_asked = asked_output(rq);
+    if (r->admission.key) r->admission.output_asked = asked_output(rq->root, r->form);
 }
 
 /* What decides about two legs. */
