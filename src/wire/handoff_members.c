@@ -8,6 +8,7 @@
 
 #include "base/base.h"
 #include "wire/chat_writer.h"
+#include "wire/lax.h"
 
 enum member {
     N,
@@ -92,7 +93,12 @@ static bool is_true(struct kvr_json_span v)
 static uint64_t number_of(struct kvr_json_span v, uint64_t otherwise)
 {
     char word[32], *end;
+    int64_t n;
     if (is_true(v)) return 1;
+    if (kvr_span_is_string(v)) {
+        struct kvr_json_span text = kvr_chat_inside(v);
+        return !kvr_lax_text_i64(text.at, (size_t)(text.end - text.at), &n) ? otherwise : n < 0 ? 0 : (uint64_t)n;
+    }
     if (!word_of(v, word)) return otherwise;
     double d = strtod(word, &end);
     if (*end || d != d) return otherwise;

@@ -44,7 +44,7 @@ static size_t before_fraction(const char *s, size_t len)
 }
 
 /* A sign, and digits with single underscores between them. */
-static bool text_i64(const char *s, size_t len, int64_t *out)
+bool kvr_lax_text_i64(const char *s, size_t len, int64_t *out)
 {
     enum { DIGITS = 20 /* of those that matter; strtoll stops at the ends of 64 bits */ };
     char number[1 + DIGITS + 1] = "+";
@@ -77,7 +77,7 @@ bool kvr_lax_i64(struct kvr_json v, int64_t *out)
     double d;
     bool flag;
     if (kvr_json_as_bool(v, &flag)) *out = flag;
-    else if (kvr_json_as_str(v, &s, &len)) return text_i64(s, len, out);
+    else if (kvr_json_as_str(v, &s, &len)) return kvr_lax_text_i64(s, len, out);
     else if (kvr_json_type_of(v) == KVR_JSON_RANGE || (kvr_json_as_u64(v, &bits) && bits > INT64_MAX)) *out = INT64_MAX;
     else if (kvr_json_as_i64_bits(v, &bits)) memcpy(out, &bits, sizeof bits);
     else if (kvr_json_as_double(v, &d) && d == floor(d)) *out = whole(d);

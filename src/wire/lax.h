@@ -14,7 +14,9 @@
 bool kvr_lax_bool(struct kvr_json v, bool otherwise);
 /* Beyond 64 bits: the largest, or of a text or a fraction the least. false: absent, null or none, and *out is as it was. */
 bool kvr_lax_i64(struct kvr_json v, int64_t *out);
-/* The same for what may not be less than 0. */
+/* Of a text. */
+bool kvr_lax_text_i64(const char *s, size_t len, int64_t *out);
+/* As kvr_lax_i64, for what may not be less than 0. */
 bool kvr_lax_u64(struct kvr_json v, uint64_t *out);
 
 #endif
