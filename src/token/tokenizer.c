@@ -36,9 +36,8 @@ struct kvr_tokenizer {
     _Atomic uint64_t generation;
     _Atomic bool has_dates; /* its template writes the date */
     _Atomic bool is_sglang; /* of the profile that is used */
-    struct kvr_lock
-        judge; /* held while answers decide about the profile, so that each engine's meet those before them; no state of its own */
-    struct kvr_lock lock; /* of what follows */
+    struct kvr_lock judge;  /* held while answers decide on the profile: each engine's meet those before them */
+    struct kvr_lock lock;   /* of what follows */
     char *dir;
     bool loading;          /* a thread reads the folder, or will */
     struct loaded *loaded; /* NULL: none yet, or it cannot be used */
