@@ -192,6 +192,16 @@ def texts(s):
         {}, {"stream": True}, {"previous_response_id": "resp_nope"})))
     said = {"max_tokens": 2, "temperature": 0, "messages": [{"role": "user", "content": "hello"}]}
     s.step("messages", (M, said), (M, {**said, "stream": True}), (M, {**said, "model": "nope"}), (M + "/count_tokens", said))
+    C, one = "/v1/completions", {"max_tokens": 2, "temperature": 0, "ignore_eos": True, "prompt": [11, 12, 13], "cache_salt": "numbers"}
+    s.step("numbers", *((C, {**one, **more}) for more in (
+        {"max_tokens": "2"}, {"max_tokens": " +1_0.0 "}, {"max_tokens": 2.0}, {"max_tokens": True}, {"max_tokens": None}, {"max_tokens": 2.5},
+        {"max_tokens": "two"}, {"max_tokens": "2."}, {"max_tokens": [2]}, {"max_completion_tokens": "two"}, {"n": None}, {"n": "2", "temperature": 1.0},
+        {"n": {}}, {"temperature": " 0.0"}, {"temperature": "hot"}, {"prompt_logprobs": "1"}, {"logprobs": "1"}, {"truncate_prompt_tokens": "x"},
+        {"stream": "yes"}, {"stream": 1, "stream_options": {"include_usage": "on"}})))
+    s.step("numbers in other forms", *((L, {**chat, **more}) for more in ({"max_completion_tokens": "3"}, {"max_completion_tokens": 2.5}, {"n": None}, {"logprobs": "yes"})),
+           *((R, {"input": "hello", "temperature": 0, **more}) for more in ({"max_output_tokens": "2"}, {"max_output_tokens": 2.5},
+                                                                           {"max_output_tokens": 2, "max_tokens": "two"})),
+           *((M, {**said, **more}) for more in ({"max_tokens": "3"}, {"max_tokens": 2.5})))
     for step in s.out[at:]:
         step["events"] = []
 
@@ -214,12 +224,14 @@ def churn(s, ask):
 # What the mock does not do as vLLM does, and why: (step, or "" for any; place; reason). A place is a path in an outcome, `*` stands for
 # any part of it. Every other difference fails the tests. docs/guides/mock.md has this table.
 _BYTES = "the mock's tokens are bytes: prompts that are texts have another length, so do the blocks of them"
-KNOWN = [(step, place, _BYTES) for step in ("chat", "responses", "messages") for place in (
+KNOWN = [(step, place, _BYTES) for step in ("chat", "responses", "messages", "numbers in other forms") for place in (
     "answers/*/usage/prompt_tokens", "answers/*/usage/total_tokens", "answers/*/usage/input_tokens", "answers/*/usage/prompt_tokens_details",
     "answers/*/usage/input_tokens_details", "answers/*/usage/cache_read_input_tokens", "answers/*/usage/cache_creation_input_tokens",
     "answers/*/usage/0/prompt_tokens", "answers/*/usage/0/total_tokens", "answers/*/usage/0/input_tokens",
     "answers/*/usage/0/prompt_tokens_details", "answers/*/usage/0/input_tokens_details", "answers/*/usage/0/cache_read_input_tokens",
     "answers/*/usage/0/cache_creation_input_tokens")]
+_WORDS = "what is wrong with a number the mock says in fewer words"
+KNOWN += [(step, f"answers/*/error/error/{part}", _WORDS) for step in ("numbers", "numbers in other forms") for part in ("message", "param", "type")]
 
 
 def differences(ours, theirs):

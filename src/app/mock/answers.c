@@ -102,7 +102,8 @@ static void put_completion_logprobs(struct kvr_buf *b, const char *text, size_t 
 static void put_chat_logprobs(struct kvr_buf *b, const char *text, size_t n)
 {
     kvr_json_printf(b, "'logprobs':{'content':[");
-    for (size_t i = 0; i < n; i++) kvr_json_printf(b, "{'token':%.*s,'logprob':-1.5,'top_logprobs':[]}", 1, text + i);
+    for (size_t i = 0; i < n; i++)
+        kvr_json_printf(b, "{'token':%.*s,'logprob':-1.5,'bytes':[%u],'top_logprobs':[]}", 1, text + i, (unsigned char)text[i]);
     kvr_json_printf(b, "]}");
 }
 

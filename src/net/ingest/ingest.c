@@ -3,10 +3,15 @@
  * See the header for what becomes of a view. Threads: the ingest thread owns all sockets and sources. Others hand it
  * commands through a list under `lock` and wake it by an inproc PAIR socket; removal waits until the thread has done
  * it. Statuses are copied under the same lock, which the thread takes once per wake-up, never while it applies.
+ *
+ * The ingest thread, and libzmq's that reads for it, push no loop off a core in the midst of its work (SCHED_BATCH, sched(7)): on a busy
+ * core events wait for some milliseconds, and are then taken together.
  */
 #include "net/ingest/internal.h"
 
 #include <errno.h>
+#include <pthread.h>
+#include <sched.h>
 #include <sys/epoll.h>
 #include <unistd.h>
 #include <zmq.h>
@@ -504,9 +509,24 @@ static void poll_once(struct kvr_ingest *in)
     if (in->handler.on_tick) in->handler.on_tick(in->handler.ctx, in->now_ms);
 }
 
+static bool be_patient(void)
+{
+    return pthread_setschedparam(pthread_self(), SCHED_BATCH, &(struct sched_param){0}) == 0;
+}
+
+/* libzmq ends the program where the kernel refuses; so it is tried here, on a thread that takes its own policy back. */
+static bool may_be_patient(void)
+{
+    int policy;
+    struct sched_param own;
+    if (pthread_getschedparam(pthread_self(), &policy, &own) || policy != SCHED_OTHER || !be_patient()) return false;
+    return pthread_setschedparam(pthread_self(), policy, &own) == 0;
+}
+
 static void *ingest_main(void *arg)
 {
     struct kvr_ingest *in = arg;
+    (void)be_patient();
     in->now_ms = kvr_now_ms();
     while (exchange(in)) {
         atomic_store_explicit(&in->moved, true, memory_order_relaxed);
@@ -534,6 +554,7 @@ int kvr_ingest_create(const struct kvr_ingest_handler *handler, double restore_t
     pthread_cond_init(&in->cond, NULL);
     in->zmq = zmq_ctx_new();
     if (in->zmq) zmq_ctx_set(in->zmq, ZMQ_MAX_SOCKETS, 32768);
+    if (in->zmq && may_be_patient()) zmq_ctx_set(in->zmq, ZMQ_THREAD_SCHED_POLICY, SCHED_BATCH);
     in->wake_in = in->zmq ? zmq_socket(in->zmq, ZMQ_PAIR) : NULL;
     in->wake_out = in->zmq ? zmq_socket(in->zmq, ZMQ_PAIR) : NULL;
     in->epoll = epoll_create1(EPOLL_CLOEXEC);
