@@ -15,7 +15,7 @@ struct run {
     struct kvr_engine_batch in, out;
     struct kvr_engine_stream from_engine, from_sidecar;
     struct kvr_index *consumer;
-    struct kvr_event last; /* kind only */
+    struct kvr_event last; /* kind and tier only */
 };
 
 static void consume(void *ctx, const struct kvr_event *ev)
@@ -33,7 +33,9 @@ static void publish(void *ctx, const struct kvr_event *ev)
     (void)feed_event(&r->feed, ev, &origin);
     if (r->feed.next_id == before) return; /* nobody is told */
     KVR_ASSERT(r->feed.next_id == before + 1);
-    r->last = (struct kvr_event){.kind = ev->kind, .tier = ev->tier};
+    /* A rank of several cache groups is given up: nothing but that is told. */
+    bool given_up = kvr_engine_stream_groups(&r->from_engine) == KVR_GROUPS_LEFT_OUT;
+    r->last = given_up ? (struct kvr_event){.kind = KVR_EVENT_CLEARED} : (struct kvr_event){.kind = ev->kind, .tier = ev->tier};
     KVR_ASSERT(kvr_engine_decode(&r->out, r->sent.batch.data, r->sent.batch.len) == 0 && r->out.events_n == 1);
     KVR_ASSERT(kvr_engine_convert(&r->from_sidecar, &r->out, before, consume, r) >= 0);
 }
