@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Runs every fuzz target for a number of seconds (default 10), one on each core at a time.
+# Runs every fuzz target for a number of seconds (default 10), one on each core at a time. FUZZ_SEED: of libFuzzer's random numbers
+# (0: another one each time).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:-10}
@@ -136,7 +137,7 @@ echo "$(ls "$work" | wc -l) targets, $seconds s each, $(nproc) at a time"
 run_one() {
   local name=$1 found=$work/$1.found
   mkdir -p "$found"
-  build/fuzz/fuzzers/"$name" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -verbosity=0 -print_final_stats=0 -artifact_prefix="$found/" \
+  build/fuzz/fuzzers/"$name" -seed="${FUZZ_SEED:-0}" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -verbosity=0 -print_final_stats=0 -artifact_prefix="$found/" \
     "$work/$name" 2>"$found/log" && return
   cat "$found/log"
   echo "$name: a finding; input in hex:"
