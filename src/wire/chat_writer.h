@@ -21,7 +21,7 @@ struct kvr_json_span kvr_chat_inside(struct kvr_json_span string);
 
 static inline bool kvr_span_is_string(struct kvr_json_span v)
 {
-    return v.at && v.at < v.end && *v.at == '"';
+    return v.at && v.end - v.at >= 2 && *v.at == '"';
 }
 
 static inline bool kvr_span_is_list(struct kvr_json_span v)

@@ -454,6 +454,7 @@ static struct kvr_handoff_members members_of(const char *body)
 static void members_of_requests(void **)
 {
     assert_true(members_of("{\"n\":\" 1_0.0 \"}").n == 10 && members_of("{\"n\":\"-3\"}").n == 0 && members_of("{\"n\":\"x\"}").n == 1);
+    assert_true(members_of("{\"n\":\"").n == 1 && members_of("{\"n\":\"3").n == 1); /* no JSON; nothing behind it is read */
     assert_true(members_of("{\"max_tokens\":1}").one_token && members_of("{\"max_tokens\":0}").one_token);
     assert_true(members_of("{\"max_completion_tokens\":\"1\"}").one_token &&
                 members_of("{\"max_tokens\":1,\"max_completion_tokens\":1}").one_token);
