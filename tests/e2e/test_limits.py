@@ -223,6 +223,25 @@ def test_a_long_prompt_passed_a_keys_limit_behind_few_told_ids(limited, flags):
     assert s.complete("x" * 20, **{**told, "nvext": {"token_data": list(range(100000, 100040))}}).status == 200
 
 
+LONG = "x" * 2000
+FORMS = {"/v1/completions": {"prompt": LONG}, "/v1/chat/completions": {"messages": [{"role": "user", "content": LONG}]}, "/generate": {"text": LONG},
+         "/v1/responses": {"input": LONG}, "/v1/messages": {"messages": [{"role": "user", "content": LONG}], "max_tokens": 2}}
+
+
+def test_a_long_prompt_passed_a_keys_limit_behind_ids_that_its_form_does_not_read(limited):
+    s = limited("max_prompt_tokens: 50")
+    for path, body in FORMS.items():
+        for beside in ({"nvext": {"token_data": [1, 2]}}, {"prompt": [1, 2]} if "prompt" not in body else {}):
+            refused(call(s.port, "POST", path, {"model": "small", **body, **beside}, AUTH), 413, "request_too_large", "max_prompt_tokens is 50")
+
+
+def test_the_prompt_of_a_chat_was_what_a_member_of_completions_said(start):
+    s = start(Serve, [start(Mock)])
+    chat = {"messages": [{"role": "user", "content": "some words"}], "max_tokens": 2, "prompt": [1, 2]}
+    assert call(s.port, "POST", "/v1/chat/completions", chat).status == 200
+    assert s.metric("tokens_total", **{"from": "body"}) == 0
+
+
 def test_defaults_are_of_keys_that_do_not_say(start, tmp_path):
     path = tmp_path / "keys.yaml"
     path.write_text("default: {requests_per_second: 0.001, burst_requests: 1}\nkeys:\n"

@@ -255,6 +255,10 @@ static bool parse(struct request *r, struct kvr_json_parser *json, enum kvr_json
     const char *why = "out of memory";
     int rc = json ? kvr_openai_parse(json, r->body ? r->body->data : NULL, r->body_len, wanted, rq, &why) : -KVR_ENOMEM;
     if (rc) refuse_body(r, rc == -KVR_ENOMEM ? 503 : 400, why);
+    if (rc == 0 && r->form != KVR_FORM_COMPLETION && !rq->tokens_are_told) { /* engines do not read `prompt` there */
+        rq->tokens = (struct kvr_json){0};
+        rq->tokens_n = rq->tokens_sum = 0;
+    }
     return rc == 0;
 }
 
