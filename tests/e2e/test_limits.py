@@ -242,6 +242,16 @@ def test_the_prompt_of_a_chat_was_what_a_member_of_completions_said(start):
     assert s.metric("tokens_total", **{"from": "body"}) == 0
 
 
+def test_a_long_prompt_behind_told_ids_cost_nothing_where_the_answer_tells_no_usage(limited):
+    leg = Leg(lambda n, body: b'data: {"choices":[{"index":0,"text":"a"}]}\n\ndata: [DONE]\n\n')
+    leg.models = ["small"]
+    s = limited("tokens_per_second: 0.001, burst_tokens: 100000", workers=[f"http://127.0.0.1:{leg.port}"])
+    assert s.complete("x" * 20000, model="small", headers=AUTH, stream=True, nvext={"token_data": [1, 2]}).status == 200
+    at_rest(s)
+    assert use_of(s)["tokens_in"] >= 5000 and use_of(s)["tokens_left"] <= 95000
+    leg.close()
+
+
 def test_defaults_are_of_keys_that_do_not_say(start, tmp_path):
     path = tmp_path / "keys.yaml"
     path.write_text("default: {requests_per_second: 0.001, burst_requests: 1}\nkeys:\n"
