@@ -252,6 +252,21 @@ def test_a_long_prompt_behind_told_ids_cost_nothing_where_the_answer_tells_no_us
     leg.close()
 
 
+def test_of_a_list_of_prompts_for_sglang_one_was_counted(limited):
+    leg = Leg(lambda n, body: (200, {"text": "x"}))
+    leg.models = ["small"]
+    s = limited("tokens_per_second: 0.001, burst_tokens: 100000", workers=[f"http://127.0.0.1:{leg.port}"])
+    each, before = {"max_new_tokens": 50}, 100000
+    for body in ({"text": ["a"] * 100, "sampling_params": each}, {"text": ["a"] * 100, "sampling_params": [each] * 100},
+                 {"input_ids": [[1]] * 100, "sampling_params": each}, {"text": "a", "sampling_params": {**each, "n": 100}}):
+        assert call(s.port, "POST", "/generate", {"model": "small", **body}, AUTH).status == 200
+        at_rest(s)
+        left = use_of(s)["tokens_left"]
+        assert 5000 < before - left < 6000, body
+        before = left
+    leg.close()
+
+
 def test_defaults_are_of_keys_that_do_not_say(start, tmp_path):
     path = tmp_path / "keys.yaml"
     path.write_text("default: {requests_per_second: 0.001, burst_requests: 1}\nkeys:\n"

@@ -179,17 +179,33 @@ static uint64_t prompts_in(struct kvr_json prompt)
     return first == KVR_JSON_STRING || first == KVR_JSON_ARRAY ? kvr_json_count(prompt) : 1;
 }
 
+static uint64_t times(uint64_t tokens, uint64_t answers)
+{
+    return KVR_MIN(tokens, (uint64_t)1 << 32) * KVR_MAX(KVR_MIN(answers, (uint64_t)1 << 20), (uint64_t)1);
+}
+
+/* /generate: each prompt of a list may have its own parameters. */
+static uint64_t asked_generation(struct kvr_json body)
+{
+    struct kvr_json params = kvr_json_get(body, "sampling_params");
+    uint64_t all = 0, prompts = prompts_in(kvr_json_get(body, "text")) * prompts_in(kvr_json_get(body, "input_ids"));
+    if (kvr_json_type_of(params) != KVR_JSON_ARRAY)
+        return times(number_in(params, "max_new_tokens", 0), KVR_MIN(number_in(params, "n", 1), (uint64_t)1024) * prompts);
+    for (struct kvr_json_iter i = kvr_json_iter(params); kvr_json_next(&i);)
+        all += KVR_MIN(times(number_in(i.value, "max_new_tokens", 0), number_in(i.value, "n", 1)), (uint64_t)1 << 32);
+    return all;
+}
+
 /* Tokens that the engine may generate for it, by the members that it reads in this form; 0: the body does not say. Of a chat's two, which
  * engines do not weigh alike, the larger. */
 static uint64_t asked_output(struct kvr_json body, enum kvr_prompt_form form)
 {
-    struct kvr_json from = form == KVR_FORM_GENERATE ? kvr_json_get(body, "sampling_params") : body;
-    const char *limit = form == KVR_FORM_GENERATE ? "max_new_tokens" : form == KVR_FORM_RESPONSES ? "max_output_tokens" : "max_tokens";
-    uint64_t tokens = number_in(from, limit, 0), answers = 1;
+    if (form == KVR_FORM_GENERATE) return asked_generation(body);
+    uint64_t tokens = number_in(body, form == KVR_FORM_RESPONSES ? "max_output_tokens" : "max_tokens", 0), answers = 1;
     if (form == KVR_FORM_CHAT) tokens = KVR_MAX(tokens, number_in(body, "max_completion_tokens", 0));
-    if (form != KVR_FORM_RESPONSES && form != KVR_FORM_MESSAGES) answers = number_in(from, "n", 1);
+    if (form <= KVR_FORM_CHAT) answers = number_in(body, "n", 1);
     if (form == KVR_FORM_COMPLETION) answers = KVR_MIN(answers, (uint64_t)1024) * prompts_in(kvr_json_get(body, "prompt"));
-    return KVR_MIN(tokens, (uint64_t)1 << 32) * KVR_MAX(KVR_MIN(answers, (uint64_t)1 << 20), (uint64_t)1);
+    return times(tokens, answers);
 }
 
 static void take_members(struct request *r, const struct kvr_openai_request *rq)
