@@ -235,6 +235,12 @@ def test_a_long_prompt_passed_a_keys_limit_behind_ids_that_its_form_does_not_rea
             refused(call(s.port, "POST", path, {"model": "small", **body, **beside}, AUTH), 413, "request_too_large", "max_prompt_tokens is 50")
 
 
+def test_of_a_prompt_of_ids_behind_told_ones_half_was_seen(limited):
+    s = limited("max_prompt_tokens: 50")
+    for ids in ([1] * 600, [[1] * 300] * 2):
+        refused(s.complete(ids, model="small", headers=AUTH, nvext={"token_data": [1, 2]}), 413, "request_too_large", "the prompt of 600 ")
+
+
 def test_the_prompt_of_a_chat_was_what_a_member_of_completions_said(start):
     s = start(Serve, [start(Mock)])
     chat = {"messages": [{"role": "user", "content": "some words"}], "max_tokens": 2, "prompt": [1, 2]}

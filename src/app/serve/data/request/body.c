@@ -308,7 +308,7 @@ static void read_json(struct request *r, struct kvr_json_parser *json)
     rq.text_max = data_of(r)->o->max_prompt_text;
     if (!r->routed || !is_small_enough(r, &rq)) return;
     if (rq.tokens.doc) r->isl = rq.tokens_sum ? rq.tokens_sum : rq.tokens_n;
-    if (rq.tokens_are_told && r->admission.key) r->admission.prompt_least = least_prompt(r);
+    if (rq.tokens_are_told && r->admission.key) r->admission.prompt_least = KVR_MAX(least_prompt(r), rq.beside_n);
     if (!request_wants_tokens(r)) return;
     kvr_prompt_members_read(rq.root, r->form, &rq.members);
     r->members = rq.members;
