@@ -104,7 +104,6 @@ static void body_tokens(struct request *r, struct kvr_openai_request *rq, struct
     const char *why;
     bool bytes = tokenizer_of(data_of(r)) == TOKENIZER_BYTES;
     struct kvr_openai_request question;
-    if (r->form == KVR_FORM_GENERATE) kvr_openai_take_prompt(rq, kvr_json_get(rq->root, "input_ids"));
     if (rq->tokens.doc) given_tokens(r, rq);
     if (r->tokens || r->now->reading.refusal) return;
     if (bytes && r->form <= KVR_FORM_CHAT) {
@@ -265,16 +264,22 @@ static struct named_ask ask_of(const struct kvr_openai_request *rq)
     return ask;
 }
 
+/* Engines read `prompt` in completions alone. */
+static void keep_to_form(const struct request *r, struct kvr_openai_request *rq)
+{
+    if (r->form == KVR_FORM_COMPLETION || rq->tokens_are_told) return;
+    rq->tokens = (struct kvr_json){0};
+    rq->tokens_n = rq->tokens_sum = 0;
+    if (r->form == KVR_FORM_GENERATE) kvr_openai_take_prompt(rq, kvr_json_get(rq->root, "input_ids"));
+}
+
 /* Returns: false: it is refused. */
 static bool parse(struct request *r, struct kvr_json_parser *json, enum kvr_json_wanted wanted, struct kvr_openai_request *rq)
 {
     const char *why = "out of memory";
     int rc = json ? kvr_openai_parse(json, r->body ? r->body->data : NULL, r->body_len, wanted, rq, &why) : -KVR_ENOMEM;
     if (rc) refuse_body(r, rc == -KVR_ENOMEM ? 503 : 400, why);
-    if (rc == 0 && r->form != KVR_FORM_COMPLETION && !rq->tokens_are_told) { /* engines do not read `prompt` there */
-        rq->tokens = (struct kvr_json){0};
-        rq->tokens_n = rq->tokens_sum = 0;
-    }
+    if (rc == 0) keep_to_form(r, rq);
     return rc == 0;
 }
 
