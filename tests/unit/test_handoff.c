@@ -444,17 +444,21 @@ static void obstacles(void **s)
     }
 }
 
+/* In memory that ends where the body does. */
 static struct kvr_handoff_members members_of(const char *body)
 {
     struct kvr_handoff_members m;
-    kvr_handoff_members_read(span(body), &m);
+    size_t len = strlen(body);
+    char *copy = memcpy(malloc(len), body, len);
+    kvr_handoff_members_read((struct kvr_json_span){copy, copy + len}, &m);
+    free(copy);
     return m;
 }
 
 static void members_of_requests(void **)
 {
     assert_true(members_of("{\"n\":\" 1_0.0 \"}").n == 10 && members_of("{\"n\":\"-3\"}").n == 0 && members_of("{\"n\":\"x\"}").n == 1);
-    assert_true(members_of("{\"n\":\"").n == 1 && members_of("{\"n\":\"3").n == 1); /* no JSON; nothing behind it is read */
+    assert_true(members_of("{\"n\":\"").n == 1 && members_of("{\"n\":\"3").n == 1);
     assert_true(members_of("{\"max_tokens\":1}").one_token && members_of("{\"max_tokens\":0}").one_token);
     assert_true(members_of("{\"max_completion_tokens\":\"1\"}").one_token &&
                 members_of("{\"max_tokens\":1,\"max_completion_tokens\":1}").one_token);
