@@ -58,8 +58,8 @@ INLINE size_t give_cover(const struct lane *ln, const struct sink *k, size_t n, 
     return n;
 }
 
-/* Writes the holders of a run. */
-static void give_holders(const struct lane *ln, struct sink *sink, const struct visit *v, bool first, bool last)
+/* Writes the holders of a run. Inlined into the walk, its loops lack registers: 945 holders take 2.9 us instead of 2.2. */
+static __attribute__((noinline)) void give_holders(const struct lane *ln, struct sink *sink, const struct visit *v, bool first, bool last)
 {
     const struct sink k = *sink; /* a copy, which what is written cannot alias */
     uint64_t h = atomic_load_explicit(&v->run->hold, ACQ);

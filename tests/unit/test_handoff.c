@@ -468,6 +468,7 @@ static void members_of_requests(void **)
     }
     assert_true(members_of("{\"use_beam_search\":\"\\u0074rue\"}").beam_search && members_of("{\"use_beam_search\":\"On\"}").beam_search);
     assert_false(members_of("{\"use_beam_search\":0.0}").beam_search || members_of("{\"use_beam_search\":\"no\"}").beam_search);
+    assert_true(members_of("{\"n\":\"").n > 1 && members_of("{\"n\":\"3").n > 1);
     assert_true(members_of("{\"max_tokens\":1}").one_token && members_of("{\"max_tokens\":0}").one_token);
     assert_true(members_of("{\"max_completion_tokens\":\"1\"}").one_token &&
                 members_of("{\"max_tokens\":1,\"max_completion_tokens\":1}").one_token);
