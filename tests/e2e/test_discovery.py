@@ -131,6 +131,13 @@ def test_a_file_that_is_written_again_and_again_was_never_read(start, tmp_path):
     wait_for("the other one", written, 30)
 
 
+def test_many_workers_at_one_address_held_up_the_program(start, tmp_path):
+    f = tmp_path / "workers"
+    f.write_text("".join(f"http://127.0.0.1:{1 + i // 3500},id={i + 1}\n" for i in range(3501)))
+    r = start(Serve, [], "--discovery", "file", "--discovery-target", f, "--no-kv-events", ready=False)
+    assert len(r.get("/loads")) == 3501
+
+
 def test_of_ranks_at_one_address_the_last_line_was_taken(start, listed):
     m = start(Mock, dp=2)
     lines = [f"http://127.0.0.1:{m.port},events=tcp://127.0.0.1:{m.events + i},id={i + 1},dp-start={i},dp-size=1" for i in range(2)]

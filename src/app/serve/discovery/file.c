@@ -87,13 +87,21 @@ static int each_line(struct discovery *d, struct discovery_file *file,
     return rc;
 }
 
-/* Ranks that are registered each for itself have one address. */
+/* Returns: whether no other line has it. */
+static bool put_key(struct discovery *d, const char *url, size_t n, char key[DISCOVERY_KEY_MAX])
+{
+    snprintf(key, DISCOVERY_KEY_MAX, n ? "%.135s#%zu" : "%.135s", url, n);
+    return !found_workers_is_told(d, key);
+}
+
+/* Ranks that are registered each for itself have one address; so may workers by mistake, and then many. */
 static void tell(struct discovery *d, const struct worker_spec *w, const char *line)
 {
     char key[DISCOVERY_KEY_MAX];
-    unsigned n = w->w.dp_start;
-    do snprintf(key, sizeof key, n ? "%.145s#%u" : "%.145s", w->w.url, n);
-    while (found_workers_is_told(d, key) && ++n);
+    if (!put_key(d, w->w.url, w->w.dp_start, key)) {
+        (void)put_key(d, w->w.url, 0, key);
+        for (size_t n = found_workers_told_of(d, key); !put_key(d, w->w.url, n, key);) n++;
+    }
     found_workers_tell(d, key, line, strlen(line));
 }
 
