@@ -218,7 +218,7 @@ struct kvr_tier_status {
     uint32_t chunk;    /* blocks that are read at once, as far as is known */
     bool removes;      /* removals have been told */
     uint64_t unplaced; /* blocks that were told of and have no place: their names, or their parents, were not known */
-    uint64_t given_up; /* blocks that went for tier_blocks_max or tier_ttl_ns */
+    uint64_t given_up; /* blocks that went for tier_blocks_max, tier_ttl_ns or the byte cap */
 };
 /* Zeroes for an unknown pair. Threads: any. */
 KVR_API void kvr_index_tier_status(struct kvr_index *index, struct kvr_worker worker, struct kvr_tier_status out[KVR_TIER_COUNT]);

@@ -34,7 +34,15 @@
 
 #include "index/internal.h"
 
-enum { REMEMBERED_MAX = 16384, REMEMBERED_S = 60, ENDS = 4, COPIES_MAX = 1 << 20, LOOKED_AT = 8, POOL_SLICE = 1 << 14 };
+enum {
+    REMEMBERED_MAX = 16384,
+    REMEMBERED_FEW = 1024, /* where there is no room */
+    REMEMBERED_S = 60,
+    ENDS = 4,
+    COPIES_MAX = 1 << 20,
+    LOOKED_AT = 8,
+    POOL_SLICE = 1 << 14
+};
 
 struct spot { /* where a block is */
     uint64_t prefix, parent, local;
@@ -81,9 +89,40 @@ static void take(struct lane *ln, struct tier_set *set, struct tier_side *side, 
     kvr__tier_take(set, &side->list, id);
 }
 
-static void forget_remembered(struct lane *ln, struct rank *rk)
+/* ---- room --------------------------------------------------------------------------------------------------------- */
+
+static struct tier_side *fuller(struct rank *rk, struct tier_side *most)
 {
-    while (rk->tier[0].list.tail) take(ln, &ln->tiers, &rk->tier[0], rk->tier[0].list.tail);
+    for (uint32_t t = 0; t < KVR_TIER_COUNT; t++)
+        if (rk->tier[t].list.n > most->list.n) most = &rk->tier[t];
+    return most;
+}
+
+/* Of the rank and some others of the lane, whose turn it is. */
+static struct tier_side *fullest(struct lane *ln, struct rank *rk)
+{
+    uint32_t top = atomic_load_explicit(&ln->slots_top, RLX);
+    struct tier_side *most = fuller(rk, &rk->tier[0]);
+    for (int i = 0; i < LOOKED_AT; i++) {
+        struct rank *other = ln->rank_of[1 + ln->tiers_turn++ % (top - 1)]; /* slot 0 is not used */
+        if (other) most = fuller(other, most);
+    }
+    return most;
+}
+
+static void give_up(struct lane *ln, struct tier_side *side)
+{
+    side->given_up++;
+    take(ln, &ln->tiers, side, side->list.tail);
+}
+
+/* For another entry of the rank's: what it remembers of long ago goes first. Returns: false: there is nothing to give up. */
+static bool make_room(struct lane *ln, struct rank *rk)
+{
+    struct tier_side *most = rk->tier[0].list.n > REMEMBERED_FEW ? &rk->tier[0] : fullest(ln, rk);
+    if (!most->list.n) return false;
+    give_up(ln, most);
+    return true;
 }
 
 /* ---- names that leave --------------------------------------------------------------------------------------------- */
@@ -99,7 +138,7 @@ static void remember(struct lane *ln, struct rank *rk, const struct tier_entry *
     if (known) take(ln, t, side, known);
     while (side->list.tail && (side->list.n >= REMEMBERED_MAX || now - kvr__tier_entry(t, side->list.tail)->stamp > REMEMBERED_S))
         take(ln, t, side, side->list.tail);
-    (void)kvr__tier_put(t, &side->list, &e); /* without memory it is forgotten */
+    if (kvr__tier_put(t, &side->list, &e) && make_room(ln, rk)) (void)kvr__tier_put(t, &side->list, &e);
 }
 
 void kvr__tiers_leave(struct lane *ln, struct rank *rk, struct run *r, uint32_t from, uint32_t end)
@@ -184,42 +223,10 @@ static void keep_bounds(struct lane *ln, struct side *s)
     for (; s->side->list.n > c->tier_blocks_max; s->side->given_up++) take(ln, s->set, s->side, s->side->list.tail);
 }
 
-static struct tier_side *fuller(struct rank *rk, struct tier_side *most)
-{
-    for (uint32_t t = 0; t < KVR_TIER_COUNT; t++)
-        if (rk->tier[t].list.n > most->list.n) most = &rk->tier[t];
-    return most;
-}
-
-/* Of the rank and some others of the lane, whose turn it is. */
-static struct tier_side *fullest(struct lane *ln, struct rank *rk)
-{
-    uint32_t top = atomic_load_explicit(&ln->slots_top, RLX);
-    struct tier_side *most = fuller(rk, &rk->tier[0]);
-    for (int i = 0; i < LOOKED_AT; i++) {
-        struct rank *other = ln->rank_of[1 + ln->tiers_turn++ % (top - 1)]; /* slot 0 is not used */
-        if (other) most = fuller(other, most);
-    }
-    return most;
-}
-
-static void give_up(struct lane *ln, struct tier_side *side)
-{
-    side->given_up++;
-    take(ln, &ln->tiers, side, side->list.tail);
-}
-
 static int put(struct lane *ln, struct rank *rk, struct side *s, const struct tier_entry *e)
 {
     int rc = s->lock ? kvr__pool_put(ln->ix, rk->pool, e) : kvr__tier_put(s->set, &s->side->list, e);
-    if (!rc || s->lock) return rc;
-    if (rk->tier[0].list.n) {
-        forget_remembered(ln, rk);
-    } else {
-        struct tier_side *most = fullest(ln, rk);
-        if (!most->list.n) return rc;
-        give_up(ln, most);
-    }
+    if (!rc || s->lock || !make_room(ln, rk)) return rc;
     return kvr__tier_put(s->set, &s->side->list, e);
 }
 

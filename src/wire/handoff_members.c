@@ -78,31 +78,43 @@ static bool word_of(struct kvr_json_span v, char word[32])
     return true;
 }
 
-static bool is_true(struct kvr_json_span v)
+static bool means(struct kvr_json_span v, const char *const words[5], double number)
 {
-    static const char *const words[] = {"true", "on", "t", "y", "yes"};
     char word[32], *end;
     if (!word_of(v, word)) return false;
-    for (size_t i = 0; i < KVR_ARRAY_LEN(words); i++)
+    for (size_t i = 0; i < 5; i++)
         if (strcasecmp(word, words[i]) == 0) return true;
     double d = strtod(word, &end);
-    return *end == 0 && d == 1;
+    return *end == 0 && d == number;
 }
 
-/* `otherwise`: it is none, or no number. Numbers below 0 are 0. */
+static bool is_true(struct kvr_json_span v)
+{
+    return means(v, (const char *const[]){"true", "on", "t", "y", "yes"}, 1);
+}
+
+/* Also what is no flag here, as an engine may take it for one. */
+static bool may_be_true(struct kvr_json_span v)
+{
+    return v.at && !means(v, (const char *const[]){"false", "off", "f", "n", "no"}, 0);
+}
+
+/* `otherwise`: it is absent. Numbers below 0 are 0; what is no number here is many, as an engine may take it for one. */
 static uint64_t number_of(struct kvr_json_span v, uint64_t otherwise)
 {
+    static const uint64_t many = (uint64_t)9e15;
     char word[32], *end;
     int64_t n;
+    if (!v.at) return otherwise;
     if (is_true(v)) return 1;
     if (kvr_span_is_string(v)) {
         struct kvr_json_span text = kvr_chat_inside(v);
-        return !kvr_lax_text_i64(text.at, (size_t)(text.end - text.at), &n) ? otherwise : n < 0 ? 0 : (uint64_t)n;
+        return !kvr_lax_text_i64(text.at, (size_t)(text.end - text.at), &n) ? many : n < 0 ? 0 : (uint64_t)n;
     }
-    if (!word_of(v, word)) return otherwise;
+    if (!word_of(v, word)) return many;
     double d = strtod(word, &end);
-    if (*end || d != d) return otherwise;
-    return d <= 0 ? 0 : d >= 9e15 ? (uint64_t)9e15 : (uint64_t)d;
+    if (*end || d != d) return many;
+    return d <= 0 ? 0 : d >= 9e15 ? many : (uint64_t)d;
 }
 
 /* ---- what they mean ------------------------------------------------------------------------------------------------- */
@@ -154,7 +166,7 @@ static bool wants_usage(struct kvr_json_span options)
 /* Which of the two limits counts is another matter in each form: both must be that low. */
 static bool is_one_token(struct kvr_json_span a, struct kvr_json_span b)
 {
-    return (a.at || b.at) && number_of(a, a.at ? 2 : 1) <= 1 && number_of(b, b.at ? 2 : 1) <= 1;
+    return (a.at || b.at) && number_of(a, 1) <= 1 && number_of(b, 1) <= 1;
 }
 
 void kvr_handoff_members_read(struct kvr_json_span body, struct kvr_handoff_members *out)
@@ -164,7 +176,7 @@ void kvr_handoff_members_read(struct kvr_json_span body, struct kvr_handoff_memb
     *out = (struct kvr_handoff_members){
         .n = number_of(v[N], 1),
         .best_of = number_of(v[BEST_OF], 1),
-        .beam_search = is_true(v[BEAM]),
+        .beam_search = may_be_true(v[BEAM]),
         .chat = v[MESSAGES].at,
         .one_token = is_one_token(v[MAX_TOKENS], v[MAX_COMPLETION_TOKENS]),
         .forced_tools = forces_a_tool(v[TOOL_CHOICE]),
@@ -173,7 +185,7 @@ void kvr_handoff_members_read(struct kvr_json_span body, struct kvr_handoff_memb
         .stream_usage = wants_usage(v[STREAM_OPTIONS]),
     };
     /* The echo of a chat counts as a wish for the prompt's logprobs, since their number is 0 without a word. */
-    out->echo_logprobs = !v[PROMPT_LOGPROBS].at && is_true(v[ECHO]) && (out->chat || v[LOGPROBS].at);
+    out->echo_logprobs = !v[PROMPT_LOGPROBS].at && may_be_true(v[ECHO]) && (out->chat || v[LOGPROBS].at);
     out->prompt_logprobs = v[PROMPT_LOGPROBS].at || out->echo_logprobs;
     count_prompts(v[PROMPT], out);
     out->room_list = out->prompt_list || (out->chat && out->n > 1);

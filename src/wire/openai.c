@@ -60,7 +60,8 @@ static const char *read_nvext(struct kvr_json nvext, struct kvr_openai_request *
     if (kvr_json_type_of(v[TOKENS]) <= KVR_JSON_NULL) return NULL;
     if (!kvr_json_are_u32(v[TOKENS])) return TOKEN_DATA;
     out->tokens = v[TOKENS];
-    out->tokens_are_told = out->has_prompt || out->has_messages;
+    out->tokens_are_told = true;
+    out->beside_n = out->tokens_sum ? out->tokens_sum : out->tokens_n;
     out->tokens_sum = 0;
     out->tokens_n = kvr_json_count(v[TOKENS]);
     return NULL;

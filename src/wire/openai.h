@@ -15,7 +15,8 @@ struct kvr_openai_request {
     bool stream, has_messages, has_prompt;
     struct kvr_json tokens; /* prompt as a token array, or nvext.token_data; absent otherwise */
     size_t tokens_n;
-    bool tokens_are_told; /* by nvext.token_data, beside a prompt: most engines compute that one */
+    bool tokens_are_told; /* by nvext.token_data: most engines compute the prompt that is beside them */
+    uint64_t beside_n;    /* those of the prompt, where others are told */
     uint64_t tokens_sum;  /* of a list of token arrays, of which `tokens` is the first, the lengths of all; else 0 */
     size_t text_max;      /* the caller's: bytes of prompt text that are enough; 0: all there is */
     /* nvext.agent_hints: seconds of seniority, strict priority, expected output tokens; 0: not given */

@@ -118,6 +118,26 @@ def test_a_file_that_was_being_written_took_workers_away(start, tmp_path):
     wait_for("all of it", lambda: ids(r) == {1, 2})
 
 
+def test_a_file_that_is_written_again_and_again_was_never_read(start, tmp_path):
+    a, b = start(Mock), start(Mock)
+    f, new = tmp_path / "workers", tmp_path / "new"
+    f.write_text(f"{a.spec(',id=1')}\n")
+    r = start(Serve, [], "--discovery", "file", "--discovery-target", f)
+
+    def written():
+        new.write_text(f"{a.spec(',id=1')}\n{b.spec(',id=2')}\n")
+        new.replace(f)
+        return ids(r) == {1, 2}
+    wait_for("the other one", written, 30)
+
+
+def test_many_workers_at_one_address_held_up_the_program(start, tmp_path):
+    f = tmp_path / "workers"
+    f.write_text("".join(f"http://127.0.0.1:{1 + i // 3500},id={i + 1}\n" for i in range(3501)))
+    r = start(Serve, [], "--discovery", "file", "--discovery-target", f, "--no-kv-events", ready=False)
+    assert len(r.get("/loads")) == 3501
+
+
 def test_of_ranks_at_one_address_the_last_line_was_taken(start, listed):
     m = start(Mock, dp=2)
     lines = [f"http://127.0.0.1:{m.port},events=tcp://127.0.0.1:{m.events + i},id={i + 1},dp-start={i},dp-size=1" for i in range(2)]

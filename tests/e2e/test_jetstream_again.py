@@ -276,6 +276,24 @@ def test_a_snapshot_that_the_stream_does_not_go_on_from_is_used(start, nats, cli
     snapshot(late)
 
 
+def test_the_snapshots_of_a_router_whose_clock_is_behind_the_servers_were_none(start, nats, client, hand):
+    """Nobody used them, nothing was purged, and another was written every second."""
+    publisher(start, hand, nats)
+    keeper(start, nats).kill()
+    bucket = "KV_kvroute-snapshots"
+    subjects = api(client, f"STREAM.INFO.{bucket}", {"subjects_filter": ">"})["state"]["subjects"]
+    kept = {s: base64.b64decode(api(client, f"STREAM.MSG.GET.{bucket}", {"last_by_subj": s})["message"]["data"]) for s in subjects}
+    (head,) = [s for s in subjects if s.endswith(".head")]
+    told = json.loads(kept.pop(head))
+    (version,) = told["versions"]
+    for piece, data in kept.items():
+        client.request(piece.replace(str(version["version"]), "1000"), data)
+    version["version"] = 1000  # it is a time
+    client.request(head, json.dumps(told).encode())
+    late = router(start, nats)
+    wait_for("it is read", lambda: late.metric("durable_loaded_snapshots_total") == 1 and blocks(late, 0) == 2, 20)
+
+
 def only_two_snapshots_stay_of(n, r, hand, client):
     for n in range(1, n + 1):
         before = r.metric("durable_written_snapshots_total")

@@ -81,6 +81,7 @@ def test_prompts_have_limits_and_the_answer_names_them(start):
     assert "more than 1000 tokens, which is --max-prompt-tokens" in error("/v1/completions", {"prompt": [1] * 1001})
     assert "more than 1000 tokens" in error("/v1/completions", {"prompt": [[1] * 1001]})
     assert "more than 1000 tokens" in error("/v1/chat/completions", {"messages": [], "nvext": {"token_data": [1] * 1001}})
+    assert "more than 1000 tokens" in error("/generate", {"input_ids": [1] * 1001})
     messages = [{"role": "user", "content": "a"}] * 50
     assert call(s.port, "POST", "/v1/chat/completions", {"messages": messages, "max_tokens": 1}).status == 200
     assert "more than 50 entries, which is --max-messages" in error("/v1/chat/completions", {"messages": messages + messages[:1]})
@@ -88,7 +89,7 @@ def test_prompts_have_limits_and_the_answer_names_them(start):
     assert "more than 2000 bytes, which is --max-prompt-text" in error("/v1/completions", {"prompt": "a" * 2001})
     assert "more than 2000 bytes" in error("/v1/chat/completions", {"messages": [{"content": "a" * 100}] * 30})
     assert "--max-prompt-text" in error("/v1/completions", {"prompt": "b" * (MIB // 2)})  # read on a thread
-    assert s.metric("prompt_tokens_refused_total") == 3 and s.metric("prompt_messages_refused_total") == 1
+    assert s.metric("prompt_tokens_refused_total") == 4 and s.metric("prompt_messages_refused_total") == 1
     assert s.metric("prompt_texts_refused_total") == 3
     wait_for("no load booked", s.idle)
 

@@ -223,6 +223,56 @@ def test_a_long_prompt_passed_a_keys_limit_behind_few_told_ids(limited, flags):
     assert s.complete("x" * 20, **{**told, "nvext": {"token_data": list(range(100000, 100040))}}).status == 200
 
 
+LONG = "x" * 2000
+FORMS = {"/v1/completions": {"prompt": LONG}, "/v1/chat/completions": {"messages": [{"role": "user", "content": LONG}]}, "/generate": {"text": LONG},
+         "/v1/responses": {"input": LONG}, "/v1/messages": {"messages": [{"role": "user", "content": LONG}], "max_tokens": 2}}
+
+
+def test_a_long_prompt_passed_a_keys_limit_behind_ids_that_its_form_does_not_read(limited):
+    s = limited("max_prompt_tokens: 50")
+    for path, body in FORMS.items():
+        for beside in ({"nvext": {"token_data": [1, 2]}}, {"prompt": [1, 2]} if "prompt" not in body else {}):
+            refused(call(s.port, "POST", path, {"model": "small", **body, **beside}, AUTH), 413, "request_too_large", "max_prompt_tokens is 50")
+
+
+def test_of_a_prompt_of_ids_behind_told_ones_half_was_seen(limited):
+    s = limited("max_prompt_tokens: 50")
+    for ids in ([1] * 600, [[1] * 300] * 2):
+        refused(s.complete(ids, model="small", headers=AUTH, nvext={"token_data": [1, 2]}), 413, "request_too_large", "the prompt of 600 ")
+
+
+def test_the_prompt_of_a_chat_was_what_a_member_of_completions_said(start):
+    s = start(Serve, [start(Mock)])
+    chat = {"messages": [{"role": "user", "content": "some words"}], "max_tokens": 2, "prompt": [1, 2]}
+    assert call(s.port, "POST", "/v1/chat/completions", chat).status == 200
+    assert s.metric("tokens_total", **{"from": "body"}) == 0
+
+
+def test_a_long_prompt_behind_told_ids_cost_nothing_where_the_answer_tells_no_usage(limited):
+    leg = Leg(lambda n, body: b'data: {"choices":[{"index":0,"text":"a"}]}\n\ndata: [DONE]\n\n')
+    leg.models = ["small"]
+    s = limited("tokens_per_second: 0.001, burst_tokens: 100000", workers=[f"http://127.0.0.1:{leg.port}"])
+    assert s.complete("x" * 20000, model="small", headers=AUTH, stream=True, nvext={"token_data": [1, 2]}).status == 200
+    at_rest(s)
+    assert use_of(s)["tokens_in"] >= 5000 and use_of(s)["tokens_left"] <= 95000
+    leg.close()
+
+
+def test_of_a_list_of_prompts_for_sglang_one_was_counted(limited):
+    leg = Leg(lambda n, body: (200, {"text": "x"}))
+    leg.models = ["small"]
+    s = limited("tokens_per_second: 0.001, burst_tokens: 100000", workers=[f"http://127.0.0.1:{leg.port}"])
+    each, before = {"max_new_tokens": 50}, 100000
+    for body in ({"text": ["a"] * 100, "sampling_params": each}, {"text": ["a"] * 100, "sampling_params": [each] * 100},
+                 {"input_ids": [[1]] * 100, "sampling_params": each}, {"text": "a", "sampling_params": {**each, "n": 100}}):
+        assert call(s.port, "POST", "/generate", {"model": "small", **body}, AUTH).status == 200
+        at_rest(s)
+        left = use_of(s)["tokens_left"]
+        assert 5000 < before - left < 6000, body
+        before = left
+    leg.close()
+
+
 def test_defaults_are_of_keys_that_do_not_say(start, tmp_path):
     path = tmp_path / "keys.yaml"
     path.write_text("default: {requests_per_second: 0.001, burst_requests: 1}\nkeys:\n"

@@ -242,3 +242,9 @@ def test_sigusr2_without_a_hand_over_changes_nothing(start):
     p.p.send_signal(signal.SIGUSR2)
     wait_for("said", lambda: "SIGUSR2: needs --handover" in p.text())
     assert p.complete("x").status == 200
+
+
+def test_a_scheduling_policy_held_for_all_threads_but_those_of_events(start):
+    """CPUSchedulingPolicy= of a unit."""
+    r = start(Serve, [start(Mock)], under=["chrt", "--idle", "0"])
+    assert {os.sched_getscheduler(int(t)) for t in os.listdir(f"/proc/{r.p.pid}/task")} == {os.SCHED_IDLE}

@@ -457,8 +457,18 @@ static struct kvr_handoff_members members_of(const char *body)
 
 static void members_of_requests(void **)
 {
-    assert_true(members_of("{\"n\":\" 1_0.0 \"}").n == 10 && members_of("{\"n\":\"-3\"}").n == 0 && members_of("{\"n\":\"x\"}").n == 1);
-    assert_true(members_of("{\"n\":\"").n == 1 && members_of("{\"n\":\"3").n == 1);
+    assert_true(members_of("{\"n\":\" 1_0.0 \"}").n == 10 && members_of("{\"n\":\"-3\"}").n == 0);
+    static const char *const several[] = {
+        "2.0000000000000000000000000000000000", "\"\\u0032\"", "\"2\\u00a0\"", "\"0__2\"", "\"x\"", "\"3"};
+    for (size_t i = 0; i < KVR_ARRAY_LEN(several); i++) { /* a real vLLM takes the first four for 2 */
+        char body[80];
+        snprintf(body, sizeof body, "{\"n\":%s}", several[i]);
+        struct kvr_handoff_members m = members_of(body);
+        assert_string_equal(kvr_handoff_obstacle(&m, KVR_KV_VLLM_NIXL), "n");
+    }
+    assert_true(members_of("{\"use_beam_search\":\"\\u0074rue\"}").beam_search && members_of("{\"use_beam_search\":\"On\"}").beam_search);
+    assert_false(members_of("{\"use_beam_search\":0.0}").beam_search || members_of("{\"use_beam_search\":\"no\"}").beam_search);
+    assert_true(members_of("{\"n\":\"").n > 1 && members_of("{\"n\":\"3").n > 1);
     assert_true(members_of("{\"max_tokens\":1}").one_token && members_of("{\"max_tokens\":0}").one_token);
     assert_true(members_of("{\"max_completion_tokens\":\"1\"}").one_token &&
                 members_of("{\"max_tokens\":1,\"max_completion_tokens\":1}").one_token);

@@ -577,6 +577,20 @@ static void a_large_host_leaves_room_for_others(void **)
     kvr_index_destroy(s.ix);
 }
 
+/* Hosts are as full as they may be: as before, a block that has just left the device finds its place in the host. */
+static void a_full_host_takes_what_leaves_the_device(void **)
+{
+    struct scene s;
+    begin(&s, (struct kvr_index_config){.bytes_max = 4 << 20});
+    tell_many_of(&s, 1, CPU, 100000);
+    assert_int_equal(tell(&s, 1, GPU, STORED, 1, 60, PLAIN), 0);
+    assert_int_equal(tell(&s, 1, CPU, STORED, 1, 1, NAMES), 0); /* from here on names that leave are remembered */
+    assert_int_equal(tell(&s, 1, GPU, REMOVED, 1, 60, PLAIN), 0);
+    for (uint64_t i = 60; i > 1; i--) assert_int_equal(tell(&s, 1, CPU, STORED, i, i, NAMES), 0);
+    reaches(&s, 1, 60, 0, 60);
+    kvr_index_destroy(s.ix);
+}
+
 /* Memory of hosts comes back, what stays is the newest of each, and a walk that is under way misses none of it. */
 static void a_lower_cap_takes_the_older_half_of_hosts(void **)
 {
@@ -696,6 +710,7 @@ int main(void)
         cmocka_unit_test(pools_keep_to_the_byte_cap),
         cmocka_unit_test(at_the_byte_cap_the_oldest_of_a_tier_go),
         cmocka_unit_test(a_large_host_leaves_room_for_others),
+        cmocka_unit_test(a_full_host_takes_what_leaves_the_device),
         cmocka_unit_test(a_lower_cap_takes_the_older_half_of_hosts),
         cmocka_unit_test(a_dump_believes_no_more_than_the_original),
         cmocka_unit_test(what_is_held_while_tables_grow_is_what_was_told),

@@ -4,8 +4,8 @@
  * commands through a list under `lock` and wake it by an inproc PAIR socket; removal waits until the thread has done
  * it. Statuses are copied under the same lock, which the thread takes once per wake-up, never while it applies.
  *
- * The ingest thread, and libzmq's that reads for it, push no loop off a core in the midst of its work (SCHED_BATCH, sched(7)): on a busy
- * core events wait for some milliseconds, and are then taken together.
+ * The ingest thread, and libzmq's that reads for it, push no loop off a core in the midst of its work (SCHED_BATCH, sched(7)), unless
+ * the process has been given another policy: on a busy core events wait for some milliseconds, and are then taken together.
  */
 #include "net/ingest/internal.h"
 
@@ -514,7 +514,8 @@ static bool be_patient(void)
     return pthread_setschedparam(pthread_self(), SCHED_BATCH, &(struct sched_param){0}) == 0;
 }
 
-/* libzmq ends the program where the kernel refuses; so it is tried here, on a thread that takes its own policy back. */
+/* A policy that an operator has chosen stays. libzmq ends the program where the kernel refuses; so it is tried here, on a thread that takes
+ * its own policy back. */
 static bool may_be_patient(void)
 {
     int policy;
@@ -526,7 +527,7 @@ static bool may_be_patient(void)
 static void *ingest_main(void *arg)
 {
     struct kvr_ingest *in = arg;
-    (void)be_patient();
+    if (in->patient) (void)be_patient();
     in->now_ms = kvr_now_ms();
     while (exchange(in)) {
         atomic_store_explicit(&in->moved, true, memory_order_relaxed);
@@ -554,7 +555,8 @@ int kvr_ingest_create(const struct kvr_ingest_handler *handler, double restore_t
     pthread_cond_init(&in->cond, NULL);
     in->zmq = zmq_ctx_new();
     if (in->zmq) zmq_ctx_set(in->zmq, ZMQ_MAX_SOCKETS, 32768);
-    if (in->zmq && may_be_patient()) zmq_ctx_set(in->zmq, ZMQ_THREAD_SCHED_POLICY, SCHED_BATCH);
+    in->patient = may_be_patient();
+    if (in->zmq && in->patient) zmq_ctx_set(in->zmq, ZMQ_THREAD_SCHED_POLICY, SCHED_BATCH);
     in->wake_in = in->zmq ? zmq_socket(in->zmq, ZMQ_PAIR) : NULL;
     in->wake_out = in->zmq ? zmq_socket(in->zmq, ZMQ_PAIR) : NULL;
     in->epoll = epoll_create1(EPOLL_CLOEXEC);

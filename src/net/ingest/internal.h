@@ -160,6 +160,7 @@ struct kvr_ingest {
     struct source *current;
     struct kvr_engine_stream *applying; /* the stream whose batch is being converted, or NULL */
     uint64_t now_ms, woken_ms;          /* woken: by what has come */
+    bool patient;                       /* its threads interrupt no others */
     struct kvr_plane_queue plane;       /* any thread, under its lock */
     bool plane_up;
     _Atomic bool plane_durable; /* the stream keeps its events: nobody is asked for what it will bring */

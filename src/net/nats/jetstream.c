@@ -11,8 +11,8 @@
  * followed by all events since its beginning gives the content (kvroute/index.h). The reader applies S, then everything after p in
  * order. The stream is purged only up to the position of the oldest snapshot that is kept, and only up to what every live
  * consumer has acknowledged; should a reader find that the stream begins later than it needs (it read the head just before a
- * newer one was written and the stream purged), it starts over. A snapshot that is older than the stream, or ends before its beginning, is
- * none. A message that is delivered again is left out by its sequence.
+ * newer one was written and the stream purged), it starts over. A snapshot of another stream than the one there is, or that ends before its
+ * beginning, is none. A message that is delivered again is left out by its sequence.
  * A message is acknowledged when the ingest has it in its queue: what dies with the process is restored from the snapshot and the
  * stream by the next one, not from its acknowledgements.
  *
@@ -97,6 +97,7 @@ struct kvr_durable_feed {
     uint64_t last;     /* sequence that was handed to the ingest */
     uint64_t consumed; /* the consumer's own sequence, of the last message */
     bool started, up;
+    _Atomic uint64_t stream_ns; /* when the stream was made of which the content is */
     struct kvr_durable_stats n; /* atomics */
 };
 
@@ -137,24 +138,17 @@ static int load_version(struct kvr_durable_feed *f, struct kvr_snapshots *s, con
     return rc;
 }
 
-/* Versions are times. */
-static bool is_of_stream(const struct kvr_snapshot_version *v, int64_t created_ns)
-{
-    return (int64_t)v->version > created_ns / 1000000;
-}
-
 /* What the stream was like before the list of snapshots is read: it is purged up to what is in the list. */
 struct stream_state {
     bool known;
-    int64_t created_ns;
-    uint64_t first;
+    uint64_t created_ns, first;
 };
 
 static struct stream_state stream_state(struct kvr_durable_feed *f)
 {
     jsStreamInfo *si = NULL;
     if (js_GetStreamInfo(&si, f->js, f->stream, NULL, NULL) != NATS_OK) return (struct stream_state){0};
-    struct stream_state st = {true, si->Created, si->State.FirstSeq};
+    struct stream_state st = {true, (uint64_t)si->Created, si->State.FirstSeq};
     jsStreamInfo_Destroy(si);
     return st;
 }
@@ -175,7 +169,7 @@ static int load_newest(struct kvr_durable_feed *f, uint64_t *position)
     }
     bool loaded = false;
     for (size_t i = 0; rc == 0 && i < h.n && !loaded; i++) {
-        if (!is_of_stream(&h.v[i], st.created_ns) || h.v[i].position + 1 < st.first) continue;
+        if (h.v[i].stream != st.created_ns || h.v[i].position + 1 < st.first) continue;
         rc = load_version(f, s, &h.v[i]);
         loaded = rc == 0;
         if (loaded) *position = h.v[i].position;
@@ -186,6 +180,7 @@ static int load_newest(struct kvr_durable_feed *f, uint64_t *position)
     }
     if (rc == 0 && !loaded) rc = kvr_ingest_plane_snapshot_begin(f->c.in); /* what a torn one has left */
     if (rc == 0) rc = kvr_ingest_plane_snapshot_end(f->c.in, *position);
+    if (rc == 0) atomic_store(&f->stream_ns, st.created_ns);
     if (loaded) COUNT(f, loaded_snapshots);
     kvr_snapshot_head_free(&h);
     kvr_snapshots_close(s);
@@ -489,13 +484,13 @@ static int put_view(struct writing *w)
 }
 
 /* Returns: 0 and the position, or an error. */
-static int write_snapshot(struct kvr_durable_feed *f, struct kvr_snapshots *store, const struct kvr_snapshot_head *head)
+static int write_snapshot(struct kvr_durable_feed *f, struct kvr_snapshots *store, const struct kvr_snapshot_head *head, uint64_t stream)
 {
     struct still st = {.f = f};
     struct writing w = {.store = store};
     int rc = kvr_ingest_visit_plane(f->c.in, take_still, &st);
     if (rc == 0 && (!st.views || !st.position)) rc = -KVR_ENOMEM;
-    if (rc == 0) kvr_snapshots_begin(store, head, st.position, &w.draft);
+    if (rc == 0) kvr_snapshots_begin(store, head, stream, st.position, &w.draft);
     for (size_t i = 0; rc == 0 && i < st.n; i++) {
         rc = walk_view(&w, &st.views[i]);
         if (rc == 0) rc = put_view(&w);
@@ -548,7 +543,7 @@ static void purge_covered(struct keeping *k, const struct kvr_snapshot_head *hea
     jsOptions o;
     if (head->n == 0 || !lowest_ack(k, &ack)) return;
     const struct kvr_snapshot_version *oldest = &head->v[head->n - 1];
-    uint64_t covered = head->n == KVR_SNAPSHOT_KEPT && is_of_stream(oldest, st->created_ns) ? oldest->position : 0;
+    uint64_t covered = head->n == KVR_SNAPSHOT_KEPT && oldest->stream == st->created_ns ? oldest->position : 0;
     uint64_t bound = KVR_MIN(covered, ack);
     if (bound == 0 || bound == UINT64_MAX || bound < first) return;
     jsOptions_Init(&o);
@@ -566,21 +561,21 @@ static void keep(struct keeping *k)
     if (!k->store && kvr_snapshots_open(f->c.link, f->token, f->c.replicas, &k->store)) return;
     if (js_GetStreamInfo(&si, k->js, f->stream, NULL, NULL) != NATS_OK) return;
     uint64_t msgs = si->State.Msgs, last = si->State.LastSeq;
-    struct stream_state st = {true, si->Created, si->State.FirstSeq};
+    struct stream_state st = {true, (uint64_t)si->Created, si->State.FirstSeq};
     bool old = msgs && (int64_t)nats_NowInNanoSeconds() - si->State.FirstTime > MAX_AGE_NS / 2;
     jsStreamInfo_Destroy(si);
     NOTE(f, stream_messages, msgs);
     int rc = kvr_snapshots_head(k->store, &head);
     uint64_t before = st.first ? st.first - 1 : 0;
-    uint64_t covered = head.n && is_of_stream(&head.v[0], st.created_ns) ? head.v[0].position : before;
+    uint64_t covered = head.n && head.v[0].stream == st.created_ns ? head.v[0].position : before;
     uint64_t uncovered = last > covered ? last - covered : 0;
     bool due = uncovered > f->c.threshold;
     if (!due && old && uncovered && kvr_now_ms() - k->aged_ms > AGED_MS) { /* before they are too old to be kept */
         k->aged_ms = kvr_now_ms();
         due = true;
     }
-    if ((rc == 0 || rc == -KVR_EFORMAT) && due) {
-        rc = write_snapshot(f, k->store, &head);
+    if ((rc == 0 || rc == -KVR_EFORMAT) && due && atomic_load(&f->stream_ns) == st.created_ns) {
+        rc = write_snapshot(f, k->store, &head, st.created_ns);
         if (rc == 0) COUNT(f, written_snapshots);
         else COUNT(f, failed_snapshots);
         kvr_snapshot_head_free(&head);

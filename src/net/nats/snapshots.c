@@ -84,6 +84,7 @@ static int take_version(struct kvr_snapshot_head *h, struct kvr_json o)
         !kvr_json_as_u64(kvr_json_get(o, "bytes"), &v->bytes) || kvr_json_type_of(hashes) != KVR_JSON_ARRAY ||
         v->pieces > KVR_SNAPSHOT_PIECES_MAX)
         return -KVR_EFORMAT;
+    (void)kvr_json_as_u64(kvr_json_get(o, "stream"), &v->stream); /* 0: not told, so of no stream that there is */
     v->hashes = malloc((v->pieces + 1) * sizeof *v->hashes);
     if (!v->hashes) return -KVR_ENOMEM;
     h->n++;
@@ -133,13 +134,14 @@ int kvr_snapshots_piece(struct kvr_snapshots *s, const struct kvr_snapshot_versi
 
 /* ---- writing -------------------------------------------------------------------------------------------------------- */
 
-void kvr_snapshots_begin(struct kvr_snapshots *, const struct kvr_snapshot_head *head, uint64_t position, struct kvr_snapshot_draft *out)
+void kvr_snapshots_begin(struct kvr_snapshots *, const struct kvr_snapshot_head *head, uint64_t stream, uint64_t position,
+                         struct kvr_snapshot_draft *out)
 {
     /* Two writers at once must not meet in the names of their pieces: the revision tells them apart from those before, the
      * clock from each other. */
     uint64_t last = head->n ? head->v[0].version : 0;
     uint64_t now = (uint64_t)nats_Now();
-    *out = (struct kvr_snapshot_draft){.v = {.version = KVR_MAX(last + 1, now), .position = position}};
+    *out = (struct kvr_snapshot_draft){.v = {.version = KVR_MAX(last + 1, now), .stream = stream, .position = position}};
 }
 
 int kvr_snapshots_put(struct kvr_snapshots *s, struct kvr_snapshot_draft *d, const char *data, size_t len)
@@ -161,7 +163,7 @@ int kvr_snapshots_put(struct kvr_snapshots *s, struct kvr_snapshot_draft *d, con
 
 static void put_version(struct kvr_buf *b, const struct kvr_snapshot_version *v)
 {
-    kvr_json_printf(b, "{'version':%ju,'position':%ju,'bytes':%ju,'hashes':", v->version, v->position, v->bytes);
+    kvr_json_printf(b, "{'version':%ju,'stream':%ju,'position':%ju,'bytes':%ju,'hashes':", v->version, v->stream, v->position, v->bytes);
     kvr_json_u64s(b, v->hashes, v->pieces);
     kvr_json_close(b, '}');
 }

@@ -3,8 +3,8 @@
  * Snapshots in a NATS key-value bucket, by version. A snapshot is pieces and an entry in the head, which is written last, by
  * compare-and-set: what the head does not name does not exist.
  *
- *     {name}.head           {"format": 1, "versions": [{"version", "position", "bytes", "hashes": [one of each piece]}, ...]}, newest first
- *     {name}.{version}.{n}  piece n
+ *     {name}.head           {"format": 1, "versions": [{"version", "stream", "position", "bytes", "hashes": [one of each piece]}, ...]},
+ * newest first. stream: when the server made the one that it is a position of, in ns; another one begins anew {name}.{version}.{n}  piece n
  *
  * The last KEPT versions are kept, so that one torn piece costs no more than a longer tail. Blocking calls; one user at a time.
  */
@@ -19,7 +19,7 @@ enum { KVR_SNAPSHOT_PIECE = 256 << 10, KVR_SNAPSHOT_PIECES_MAX = 1 << 18, KVR_SN
 struct kvr_snapshots;
 
 struct kvr_snapshot_version {
-    uint64_t version, position, bytes;
+    uint64_t version, stream, position, bytes;
     uint64_t *hashes;
     size_t pieces;
 };
@@ -45,7 +45,8 @@ struct kvr_snapshot_draft {
     struct kvr_snapshot_version v;
     size_t hashes_cap;
 };
-void kvr_snapshots_begin(struct kvr_snapshots *s, const struct kvr_snapshot_head *head, uint64_t position, struct kvr_snapshot_draft *out);
+void kvr_snapshots_begin(struct kvr_snapshots *s, const struct kvr_snapshot_head *head, uint64_t stream, uint64_t position,
+                         struct kvr_snapshot_draft *out);
 int kvr_snapshots_put(struct kvr_snapshots *s, struct kvr_snapshot_draft *d, const char *data, size_t len);
 /* -KVR_EEXISTS: somebody else has committed meanwhile. What is no longer named is deleted. */
 int kvr_snapshots_commit(struct kvr_snapshots *s, struct kvr_snapshot_draft *d, const struct kvr_snapshot_head *head);

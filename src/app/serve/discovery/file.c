@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A file with one --worker value a line; empty lines and those that begin with # are left out. Looked at every second, and read when it has
- * looked the same twice, as it may be on its way; a file that cannot be read, or has a line that is wrong, changes nothing. */
+ * looked the same twice, as it may be on its way, or at the latest after LOOKS_MAX; a file that cannot be read, or has a line that is
+ * wrong, changes nothing. */
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -15,11 +16,12 @@
 #include "base/log.h"
 #include "wire/entry.h"
 
-enum { LOOK_MS = 1000, LINE_MAX_LEN = 16 << 10 };
+enum { LOOK_MS = 1000, LOOKS_MAX = 8 /* somebody writes it again and again */, LINE_MAX_LEN = 16 << 10 };
 
 struct discovery_file {
     uint64_t looked_ms;
     struct stat last, seen;     /* as it was when it was read; at the last look */
+    unsigned moved;             /* looks in a row at which it was another one */
     struct worker_spec scratch; /* the line that is read: */
     char line[LINE_MAX_LEN];
 };
@@ -85,13 +87,21 @@ static int each_line(struct discovery *d, struct discovery_file *file,
     return rc;
 }
 
-/* Ranks that are registered each for itself have one address. */
+/* Returns: whether no other line has it. */
+static bool put_key(struct discovery *d, const char *url, size_t n, char key[DISCOVERY_KEY_MAX])
+{
+    snprintf(key, DISCOVERY_KEY_MAX, n ? "%.135s#%zu" : "%.135s", url, n);
+    return !found_workers_is_told(d, key);
+}
+
+/* Ranks that are registered each for itself have one address; so may workers by mistake, and then many. */
 static void tell(struct discovery *d, const struct worker_spec *w, const char *line)
 {
     char key[DISCOVERY_KEY_MAX];
-    unsigned n = w->w.dp_start;
-    do snprintf(key, sizeof key, n ? "%.145s#%u" : "%.145s", w->w.url, n);
-    while (found_workers_is_told(d, key) && ++n);
+    if (!put_key(d, w->w.url, w->w.dp_start, key)) {
+        (void)put_key(d, w->w.url, 0, key);
+        for (size_t n = found_workers_told_of(d, key); !put_key(d, w->w.url, n, key);) n++;
+    }
     found_workers_tell(d, key, line, strlen(line));
 }
 
@@ -145,9 +155,10 @@ void discovery_file_tick(struct discovery *d, struct discovery_file *f)
     if (now_ms() - f->looked_ms < LOOK_MS) return;
     f->looked_ms = now_ms();
     if (stat(d->o->discovery_target, &now)) memset(&now, 0, sizeof now);
-    bool still = same(&now, &f->seen);
+    f->moved = same(&now, &f->seen) ? 0 : f->moved + 1;
     f->seen = now;
-    if (!still || same(&now, &f->last)) return;
+    if ((f->moved && f->moved < LOOKS_MAX) || same(&now, &f->last)) return;
+    f->moved = 0;
     f->last = now;
     if (discovery_file_reload(d, f, why, sizeof why)) kvr_log_warning("kvroute: discovery: %s; nothing is changed", why);
 }

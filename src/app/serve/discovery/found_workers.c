@@ -363,6 +363,14 @@ bool found_workers_is_told(struct discovery *d, const char *key)
     return f && f->round == d->round;
 }
 
+size_t found_workers_told_of(const struct discovery *d, const char *key)
+{
+    size_t n = 0, len = strlen(key);
+    for (const struct found_worker *f = d->found; f; f = f->next)
+        n += f->round == d->round && strncmp(f->key, key, len) == 0 && (!f->key[len] || f->key[len] == '#');
+    return n;
+}
+
 void found_workers_take_mail(struct discovery *d)
 {
     kvr_lock(&d->lock);

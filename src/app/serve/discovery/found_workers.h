@@ -71,7 +71,8 @@ void found_workers_round_ends(struct discovery *d, bool whole);
 /* What was told of some, of which all has been told since the round began: what has such a key and was not told is gone. */
 void found_workers_round_ends_of(struct discovery *d, const char *prefix);
 bool found_workers_knows(struct discovery *d, const char *key);
-bool found_workers_is_told(struct discovery *d, const char *key); /* in this round */
+bool found_workers_is_told(struct discovery *d, const char *key);         /* in this round */
+size_t found_workers_told_of(const struct discovery *d, const char *key); /* the same: how many have it, or KEY#... */
 
 /* What --discovery-scheme and --discovery-worker make of a place, as a --worker text. */
 void found_place_put(const struct discovery *d, const struct found_place *at, struct kvr_buf *out);

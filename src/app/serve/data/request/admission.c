@@ -309,7 +309,7 @@ static void count_used(const struct request *r, uint64_t *in, uint64_t *out)
     const struct attempt *a = r->attempt;
     *in = *out = 0;
     if ((!a && !was_sent(r)) || (r->status >= 400 && r->status != STATUS_CLIENT_GONE)) return;
-    *in = a && a->usage.present ? a->usage.prompt_tokens : r->isl;
+    *in = a && a->usage.present ? a->usage.prompt_tokens : KVR_MAX(r->isl, r->admission.prompt_least);
     *out = !a ? 0 : a->usage.present ? a->usage.completion_tokens : a->sse.events;
 }
 

@@ -104,7 +104,6 @@ static void body_tokens(struct request *r, struct kvr_openai_request *rq, struct
     const char *why;
     bool bytes = tokenizer_of(data_of(r)) == TOKENIZER_BYTES;
     struct kvr_openai_request question;
-    if (r->form == KVR_FORM_GENERATE) kvr_openai_take_prompt(rq, kvr_json_get(rq->root, "input_ids"));
     if (rq->tokens.doc) given_tokens(r, rq);
     if (r->tokens || r->now->reading.refusal) return;
     if (bytes && r->form <= KVR_FORM_CHAT) {
@@ -179,17 +178,33 @@ static uint64_t prompts_in(struct kvr_json prompt)
     return first == KVR_JSON_STRING || first == KVR_JSON_ARRAY ? kvr_json_count(prompt) : 1;
 }
 
+static uint64_t times(uint64_t tokens, uint64_t answers)
+{
+    return KVR_MIN(tokens, (uint64_t)1 << 32) * KVR_MAX(KVR_MIN(answers, (uint64_t)1 << 20), (uint64_t)1);
+}
+
+/* /generate: each prompt of a list may have its own parameters. */
+static uint64_t asked_generation(struct kvr_json body)
+{
+    struct kvr_json params = kvr_json_get(body, "sampling_params");
+    uint64_t all = 0, prompts = prompts_in(kvr_json_get(body, "text")) * prompts_in(kvr_json_get(body, "input_ids"));
+    if (kvr_json_type_of(params) != KVR_JSON_ARRAY)
+        return times(number_in(params, "max_new_tokens", 0), KVR_MIN(number_in(params, "n", 1), (uint64_t)1024) * prompts);
+    for (struct kvr_json_iter i = kvr_json_iter(params); kvr_json_next(&i);)
+        all += KVR_MIN(times(number_in(i.value, "max_new_tokens", 0), number_in(i.value, "n", 1)), (uint64_t)1 << 32);
+    return all;
+}
+
 /* Tokens that the engine may generate for it, by the members that it reads in this form; 0: the body does not say. Of a chat's two, which
  * engines do not weigh alike, the larger. */
 static uint64_t asked_output(struct kvr_json body, enum kvr_prompt_form form)
 {
-    struct kvr_json from = form == KVR_FORM_GENERATE ? kvr_json_get(body, "sampling_params") : body;
-    const char *limit = form == KVR_FORM_GENERATE ? "max_new_tokens" : form == KVR_FORM_RESPONSES ? "max_output_tokens" : "max_tokens";
-    uint64_t tokens = number_in(from, limit, 0), answers = 1;
+    if (form == KVR_FORM_GENERATE) return asked_generation(body);
+    uint64_t tokens = number_in(body, form == KVR_FORM_RESPONSES ? "max_output_tokens" : "max_tokens", 0), answers = 1;
     if (form == KVR_FORM_CHAT) tokens = KVR_MAX(tokens, number_in(body, "max_completion_tokens", 0));
-    if (form != KVR_FORM_RESPONSES && form != KVR_FORM_MESSAGES) answers = number_in(from, "n", 1);
+    if (form <= KVR_FORM_CHAT) answers = number_in(body, "n", 1);
     if (form == KVR_FORM_COMPLETION) answers = KVR_MIN(answers, (uint64_t)1024) * prompts_in(kvr_json_get(body, "prompt"));
-    return KVR_MIN(tokens, (uint64_t)1 << 32) * KVR_MAX(KVR_MIN(answers, (uint64_t)1 << 20), (uint64_t)1);
+    return times(tokens, answers);
 }
 
 static void take_members(struct request *r, const struct kvr_openai_request *rq)
@@ -249,12 +264,22 @@ static struct named_ask ask_of(const struct kvr_openai_request *rq)
     return ask;
 }
 
+/* Engines read `prompt` in completions alone. */
+static void keep_to_form(const struct request *r, struct kvr_openai_request *rq)
+{
+    if (r->form == KVR_FORM_COMPLETION || rq->tokens_are_told) return;
+    rq->tokens = (struct kvr_json){0};
+    rq->tokens_n = rq->tokens_sum = 0;
+    if (r->form == KVR_FORM_GENERATE) kvr_openai_take_prompt(rq, kvr_json_get(rq->root, "input_ids"));
+}
+
 /* Returns: false: it is refused. */
 static bool parse(struct request *r, struct kvr_json_parser *json, enum kvr_json_wanted wanted, struct kvr_openai_request *rq)
 {
     const char *why = "out of memory";
     int rc = json ? kvr_openai_parse(json, r->body ? r->body->data : NULL, r->body_len, wanted, rq, &why) : -KVR_ENOMEM;
     if (rc) refuse_body(r, rc == -KVR_ENOMEM ? 503 : 400, why);
+    if (rc == 0) keep_to_form(r, rq);
     return rc == 0;
 }
 
@@ -288,7 +313,7 @@ static void read_json(struct request *r, struct kvr_json_parser *json)
     rq.text_max = data_of(r)->o->max_prompt_text;
     if (!r->routed || !is_small_enough(r, &rq)) return;
     if (rq.tokens.doc) r->isl = rq.tokens_sum ? rq.tokens_sum : rq.tokens_n;
-    if (rq.tokens_are_told && r->admission.key) r->admission.prompt_least = least_prompt(r);
+    if (rq.tokens_are_told && r->admission.key) r->admission.prompt_least = KVR_MAX(least_prompt(r), rq.beside_n);
     if (!request_wants_tokens(r)) return;
     kvr_prompt_members_read(rq.root, r->form, &rq.members);
     r->members = rq.members;
