@@ -3,9 +3,10 @@
  * Snapshots in a NATS key-value bucket, by version. A snapshot is pieces and an entry in the head, which is written last, by
  * compare-and-set: what the head does not name does not exist.
  *
- *     {name}.head           {"format": 1, "versions": [{"version", "stream", "position", "bytes", "hashes": [one of each piece]}, ...]},
- * newest first. stream: when the server made the one that it is a position of, in ns; another one begins anew {name}.{version}.{n}  piece n
+ *     {name}.head           {"format": 1, "versions": [{"version", "stream", "position", "bytes", "hashes": [one a piece]}]}, newest first
+ *     {name}.{version}.{n}  piece n
  *
+ * `stream` says when the server made the stream that `position` is one of, in ns: one that is made anew counts from 1 again.
  * The last KEPT versions are kept, so that one torn piece costs no more than a longer tail. Blocking calls; one user at a time.
  */
 #ifndef KVR_NET_NATS_SNAPSHOTS_H
