@@ -136,10 +136,15 @@ static inline uint64_t kvr_now_ns(const struct kvr_clock *c)
     return c->now_ns(c->ctx);
 }
 
+static inline uint64_t kvr_monotonic_ns(void)
+{
+    return kvr_now_ns(kvr_clock_monotonic());
+}
+
 /* Of the monotonic clock. */
 static inline uint64_t kvr_now_ms(void)
 {
-    return kvr_now_ns(kvr_clock_monotonic()) / 1000000;
+    return kvr_monotonic_ns() / 1000000;
 }
 
 static inline uint64_t kvr_load_be64(const unsigned char *p)

@@ -373,7 +373,7 @@ static void examine_data_port(struct doctor *d, const char *base)
     struct kvr_json o;
     char url[320], text[PROBE_WORDS * PROBE_WORD_BYTES + 1];
     size_t n = 0;
-    uint64_t state = kvr_now_ns(kvr_clock_monotonic()), cached = 0;
+    uint64_t state = kvr_monotonic_ns(), cached = 0;
     for (int i = 0, words = probe_words(d, base); i < words; i++) {
         state = kvr_mix64(state + 1);
         n += (size_t)snprintf(text + n, sizeof text - n, "%05u ", (unsigned)(state % 100000));

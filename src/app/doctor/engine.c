@@ -471,7 +471,7 @@ void engine_examine(struct doctor *d, struct engine_target *t)
     if (!e) return;
     e->d = d;
     e->t = t;
-    e->rng.state = kvr_now_ns(kvr_clock_monotonic());
+    e->rng.state = kvr_monotonic_ns();
     bool up = !t->url[0] || is_reachable(e);
     bool made = kvr_index_create(NULL, &e->index) == 0 && kvr_index_reader_create(e->index, &e->reader) == 0 &&
                 kvr_ingest_create(&h, 2, &e->ingest) == 0;

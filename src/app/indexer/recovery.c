@@ -322,7 +322,7 @@ static void copy_peers(struct recovery *r)
 /* A view that is connected and will not become whole by itself. */
 static bool lost_a_view(const struct kvr_view_status *st, size_t n)
 {
-    uint64_t now = kvr_now_ns(kvr_clock_monotonic());
+    uint64_t now = kvr_monotonic_ns();
     for (size_t i = 0; i < n; i++) {
         bool waits =
             st[i].knowledge == KVR_VIEW_WHOLE || st[i].repairing || !st[i].settled || st[i].paused || st[i].failed || !st[i].connected;

@@ -380,7 +380,7 @@ void routes_on_request(struct kvr_http_conn *c, void *ctx)
     struct loop *l = ctx;
     struct indexer *x = l->indexer;
     const struct kvr_http_request *hr = kvr_http_conn_request(c);
-    struct request rq = {.loop = l, .conn = c, .at = route_of(x, hr->path), .started_ns = kvr_now_ns(kvr_clock_monotonic())};
+    struct request rq = {.loop = l, .conn = c, .at = route_of(x, hr->path), .started_ns = kvr_monotonic_ns()};
     struct kvr_text trace = x->o->access_log ? kvr_headers_get(hr->headers, x->o->trace_header) : (struct kvr_text){0};
     if (hr->is_head) snprintf(rq.method, sizeof rq.method, "HEAD");
     else snprintf(rq.method, sizeof rq.method, "%.*s", (int)hr->method.len, hr->method.ptr);

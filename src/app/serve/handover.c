@@ -10,7 +10,6 @@
 #include <unistd.h>
 
 #include "app/serve/admin/admin.h"
-#include "app/serve/common/clock.h"
 #include "app/serve/common/process.h"
 #include "app/serve/data/data_plane.h"
 #include "app/serve/data/port/ready.h"
@@ -137,7 +136,7 @@ static void succeed(struct handover *h, const char *why)
         take_over(h);
     } else if (h->ready_ticks >= READY_TICKS) {
         if (succession_take(h->workers, h->link, &h->succession)) take_over(h);
-    } else if (now_ms() - h->process->started_ms > PATIENCE_MS) {
+    } else if (kvr_now_ms() - h->process->started_ms > PATIENCE_MS) {
         kvr_log_error("%s: --handover: given up, the process before goes on: %s", name(h), why);
         h->failed = true;
         uv_stop(&h->process->main_loop);
@@ -153,7 +152,7 @@ void handover_tick(struct handover *h)
     bool ready = data_plane_ready(h->data, &why);
     h->ready_ticks = ready ? h->ready_ticks + 1 : 0;
     if (h->link >= 0) succeed(h, why);
-    else if (ready || now_ms() - h->process->started_ms > QUEUED_MS) take_over(h);
+    else if (ready || kvr_now_ms() - h->process->started_ms > QUEUED_MS) take_over(h);
 }
 
 /* ---- sockets of systemd ------------------------------------------------------------------------------------ */

@@ -13,7 +13,6 @@
 
 #include "app/serve/admin/admin.h"
 #include "app/serve/admin/reload.h"
-#include "app/serve/common/clock.h"
 #include "app/serve/config/config.h"
 #include "app/serve/config/keyring.h"
 #include "app/serve/config/models_config.h"
@@ -86,7 +85,7 @@ static void follow_durable(struct rooms *r)
 {
     enum { PATIENCE_MS = 5000 };
     if (views_durable_runs(r->workers) || r->process.o->plane.plane != KVR_PLANE_JETSTREAM) return;
-    if (!discovery_settled(r->discovery) && now_ms() - r->process.started_ms < PATIENCE_MS) return;
+    if (!discovery_settled(r->discovery) && kvr_now_ms() - r->process.started_ms < PATIENCE_MS) return;
     if (views_start_durable(r->workers)) kvr_log_error("kvroute: the durable stream cannot be followed: out of memory");
 }
 

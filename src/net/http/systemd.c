@@ -59,7 +59,7 @@ void kvr_systemd_status(const char *text)
 
 void kvr_systemd_reloading(void)
 {
-    kvr_systemd_tell("RELOADING=1\nMONOTONIC_USEC=%llu", (unsigned long long)(kvr_now_ns(kvr_clock_monotonic()) / 1000));
+    kvr_systemd_tell("RELOADING=1\nMONOTONIC_USEC=%llu", (unsigned long long)(kvr_monotonic_ns() / 1000));
 }
 
 void kvr_systemd_reloaded(void)

@@ -9,7 +9,6 @@
 #include <string.h>
 
 #include "app/serve/admin/reload.h"
-#include "app/serve/common/clock.h"
 #include "app/serve/common/fields.h"
 #include "app/serve/config/config.h"
 #include "app/serve/config/keyring.h"
@@ -88,7 +87,7 @@ static void get_ready(struct admin *admin, struct kvr_http_conn *c)
         return;
     }
     for (const struct worker *w = workers_first(admin->workers); w; w = w->next, workers++)
-        schedulable += worker_is_schedulable(w, now_ms());
+        schedulable += worker_is_schedulable(w, kvr_now_ms());
     kvr_json_printf(&b, "{'error':%s,'workers':%ju,'schedulable_workers':%ju}", why, workers, schedulable);
     admin_reply(c, 503, &b);
 }

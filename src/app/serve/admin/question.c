@@ -9,7 +9,6 @@
 #include <string.h>
 #include <kvroute/hash.h>
 
-#include "app/serve/common/clock.h"
 #include "app/serve/data/choice/domains.h"
 #include "app/serve/data/choice/question.h"
 #include "app/serve/workers/table/worker.h"
@@ -294,7 +293,7 @@ static const struct worker *pinned_locked(struct admin *admin, const struct ques
 static void keep_with_partner_locked(struct admin *admin, struct part *prefill, const struct part *decode)
 {
     size_t kept = 0;
-    uint64_t now = now_ms();
+    uint64_t now = kvr_now_ms();
     prefill->up = false;
     for (size_t i = 0; i < prefill->n; i++) {
         const struct worker *p = worker_find_locked(admin->workers, prefill->ids[i]);

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "app/serve/admin/room.h"
-#include "app/serve/common/clock.h"
 #include "app/serve/config/config.h"
 #include "app/serve/config/file_look.h"
 #include "app/serve/config/keyring.h"
@@ -215,8 +214,8 @@ static bool watch(struct admin *admin, const struct reloadable *row)
 
 void reload_tick(struct admin *admin)
 {
-    if (admin->o->watch_files <= 0 || now_ms() < config_reloads(admin->config)->due_ms) return;
-    config_reloads(admin->config)->due_ms = now_ms() + (uint64_t)(admin->o->watch_files * 1000);
+    if (admin->o->watch_files <= 0 || kvr_now_ms() < config_reloads(admin->config)->due_ms) return;
+    config_reloads(admin->config)->due_ms = kvr_now_ms() + (uint64_t)(admin->o->watch_files * 1000);
     bool any = false;
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
         if (rows[i].file != RELOAD_WORKERS) any = watch(admin, &rows[i]) || any; /* which is looked at in any case */

@@ -16,7 +16,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "app/serve/common/clock.h"
 #include "app/serve/workers/table/worker.h"
 #include "app/serve/workers/workers.h"
 #include "base/lock.h"
@@ -148,7 +147,7 @@ bool selection_hold(struct admin *admin, struct kvr_http_conn *c)
     if (have_workers(admin) || admin->o->queue_timeout <= 0) return false;
     struct held *h = calloc(1, sizeof *h);
     if (!h) return false;
-    *h = (struct held){NULL, c, now_ms() + (uint64_t)(admin->o->queue_timeout * 1000)};
+    *h = (struct held){NULL, c, kvr_now_ms() + (uint64_t)(admin->o->queue_timeout * 1000)};
     *sel->held_end = h;
     sel->held_end = &h->next;
     kvr_http_conn_set_user(c, h); /* so that its end is told */
@@ -181,7 +180,7 @@ void selection_release(struct admin *admin)
 {
     struct selection *sel = admin->selection;
     static const char body[] = "{\"error\":\"fewer workers than --min-initial-workers have come within --queue-timeout\"}";
-    while (sel->held && sel->held->deadline_ms <= now_ms())
+    while (sel->held && sel->held->deadline_ms <= kvr_now_ms())
         kvr_http_reply(held_take(sel, &sel->held), 503, "application/json", "Retry-After: 1\r\n", body, sizeof body - 1);
     while (sel->held && have_workers(admin)) sel->begin(admin, held_take(sel, &sel->held));
 }
@@ -189,7 +188,7 @@ void selection_release(struct admin *admin)
 void selection_tick(struct admin *admin)
 {
     struct selection *sel = admin->selection;
-    uint64_t now = now_ms();
+    uint64_t now = kvr_now_ms();
     selection_release(admin);
     while (pending_oldest(sel) && pending_oldest(sel)->expires_ms <= now) pending_drop(sel, pending_oldest(sel));
     for (struct waiting *w = sel->waiting, *next; w; w = next) {
@@ -445,7 +444,7 @@ static void reserve_now_or_later(struct admin *admin, struct kvr_http_conn *c, s
     w->rq.book = true;
     w->rq.id = w->id;
     w->rq.id_len = strlen(w->id);
-    w->deadline_ms = now_ms() + (uint64_t)(admin->o->queue_timeout * 1000);
+    w->deadline_ms = kvr_now_ms() + (uint64_t)(admin->o->queue_timeout * 1000);
     w->parked = true; /* before on_turn can run: from a KVR_PARKED on, what it writes is its own */
     int rc = bookings_any(&known) ? -KVR_EEXISTS : w->q.has_pair ? pairing_look(admin, &w->q) : 0;
     if (rc == 0)
@@ -467,7 +466,7 @@ static bool remember(struct admin *admin, const struct waiting *w)
     uint64_t *seqs = sequence_of(&w->q, &n);
     struct pending *p = seqs ? calloc(1, sizeof *p + n * sizeof *p->seqs) : NULL;
     if (p) {
-        *p = (struct pending){.expires_ms = now_ms() + (uint64_t)(admin->o->selection_ttl * 1000),
+        *p = (struct pending){.expires_ms = kvr_now_ms() + (uint64_t)(admin->o->selection_ttl * 1000),
                               .partition = w->q.partition,
                               .worker = w->result.worker,
                               .isl = w->q.isl,
@@ -588,7 +587,7 @@ static bool book(struct admin *admin, struct kvr_http_conn *c, const char *id, c
 static void reserve_pending(struct admin *admin, struct kvr_http_conn *c, const char *id)
 {
     struct pending *p = pending_find(admin->selection, id + 2);
-    if (!p || p->expires_ms <= now_ms()) {
+    if (!p || p->expires_ms <= kvr_now_ms()) {
         admin_error(c, 404, "no pending selection");
         return;
     }

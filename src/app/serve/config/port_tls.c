@@ -5,7 +5,6 @@
 #include <string.h>
 #include <time.h>
 
-#include "app/serve/common/clock.h"
 #include "app/serve/config/room.h"
 #include "base/log.h"
 #include "wire/prom_page.h"
@@ -133,9 +132,9 @@ int port_tls_reload(struct config *config, char *err, size_t cap)
 void port_tls_tick(struct config *config)
 {
     struct port_tls doors[PORTS];
-    if (now_ms() < config->port_tls_due_ms) return;
+    if (kvr_now_ms() < config->port_tls_due_ms) return;
     bool first = config->port_tls_due_ms == 0;
-    config->port_tls_due_ms = now_ms() + LOOK_EVERY_MS;
+    config->port_tls_due_ms = kvr_now_ms() + LOOK_EVERY_MS;
     if (first) return; /* it was looked at when it was read */
     for (size_t i = 0, n = ports_of(config, doors); i < n; i++) warn_of_end(config, &doors[i]);
 }

@@ -4,7 +4,6 @@
 
 #include <string.h>
 
-#include "app/serve/common/clock.h"
 #include "app/serve/workers/table/partition.h"
 #include "app/serve/workers/workers.h"
 #include "net/http/access.h"
@@ -114,7 +113,7 @@ static bool all_good(struct peers *peers)
 bool remote_settled(struct peers *peers)
 {
     if (!peers->o->use_remote_indexer || atomic_load(&peers->remote_seen)) return true;
-    if (!all_good(peers) && now_ms() - peers->process->started_ms < (uint64_t)(peers->o->restore_timeout * 1000)) return false;
+    if (!all_good(peers) && kvr_now_ms() - peers->process->started_ms < (uint64_t)(peers->o->restore_timeout * 1000)) return false;
     atomic_store(&peers->remote_seen, true);
     return true;
 }

@@ -4,7 +4,6 @@
 
 #include <string.h>
 
-#include "app/serve/common/clock.h"
 #include "app/serve/data/answer/answer.h"
 #include "app/serve/data/picker/endpoints.h"
 #include "app/serve/data/picker/observed.h"
@@ -109,7 +108,7 @@ static void waits(void *ctx, uint64_t until_ms)
 {
     enum { SPARE_MS = 1000 };
     struct pick *p = ctx;
-    uint64_t now = now_ms();
+    uint64_t now = kvr_now_ms();
     if (p->waits_told || p->modes.request_body == KVR_EXT_PROC_FULL_DUPLEX_STREAMED) return;
     p->waits_told = true;
     pick_say_wait(p, (until_ms > now ? until_ms - now : 0) + SPARE_MS);
@@ -133,7 +132,7 @@ static bool may_use(void *ctx, const struct worker *w)
 static void refused(void *ctx, const struct request *r)
 {
     struct pick *p = ctx;
-    bool waited = r->wait_deadline_ms && now_ms() >= r->wait_deadline_ms;
+    bool waited = r->wait_deadline_ms && kvr_now_ms() >= r->wait_deadline_ms;
     int status = r->refusal.status;
     p->dropped = status == 429 || status == FULL ? "rejected-saturated"
                  : status != 503                 ? NULL

@@ -209,7 +209,7 @@ static enum outcome found(struct request *r, enum tokens_from from)
 
 static void observe(const struct request *r, enum tokens_made_by by)
 {
-    uint64_t took = kvr_now_ns(kvr_clock_monotonic()) - r->now->tokenizing.asked_ns;
+    uint64_t took = kvr_monotonic_ns() - r->now->tokenizing.asked_ns;
     if (r->gauges.of) kvr_histogram_add(&r->gauges.of->tokenize[by], (double)took / 1e9);
 }
 
@@ -338,7 +338,7 @@ static enum outcome ask(struct request *r, struct kvr_body *body)
         return arrange(r);
     }
     now->question = kvr_body_ref(body);
-    now->asked_ns = kvr_now_ns(kvr_clock_monotonic());
+    now->asked_ns = kvr_monotonic_ns();
     switch (trusted ? local_tokens_ask(r, t, body) : LOCAL_NOT) {
     case LOCAL_MADE: return made_here(r);
     case LOCAL_WAITS: request_wait_until(r, 0); return OUTCOME_WAITS;

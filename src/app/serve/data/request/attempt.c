@@ -6,7 +6,6 @@
 #include <strings.h>
 #include <time.h>
 
-#include "app/serve/common/clock.h"
 #include "app/serve/data/request/admission.h"
 #include "app/serve/data/request/carrier.h"
 #include "app/serve/data/request/cors.h"
@@ -142,7 +141,7 @@ static void call_over(struct attempt *a)
 {
     a->call = NULL;
     a->carried = false;
-    if (a->span_id) a->over_ns = kvr_now_ns(kvr_clock_monotonic());
+    if (a->span_id) a->over_ns = kvr_monotonic_ns();
 }
 
 /* The worker is one of those that were tried. The refusal stands unless another one takes the request. */
@@ -413,7 +412,7 @@ enum outcome attempt_send(struct attempt *a, void (*tell)(struct attempt *a, enu
     else a->call = attempt_call(a, &handler, a);
     if (!a->call && !a->carried) return request_refuse(r, 503, "out of memory");
     a->state = ATTEMPT_SENT;
-    a->sent_ns = kvr_now_ns(kvr_clock_monotonic());
+    a->sent_ns = kvr_monotonic_ns();
     request_wait_until(r, a->carried ? 0 : attempt_first_byte_until(a)); /* what a gateway waits for is its own business */
     if (a->carried) r->carrier->decided(r->carrier_ctx, a);
     return OUTCOME_WAITS;

@@ -4,7 +4,6 @@
 
 #include <string.h>
 
-#include "app/serve/common/clock.h"
 #include "app/serve/common/members.h"
 #include "app/serve/data/request/hints.h"
 #include "app/serve/workers/table/worker.h"
@@ -114,7 +113,7 @@ struct pin_seen pins_look(const struct request *r, const struct pin *pin)
     const struct worker *w = worker_find_locked(data->workers, pin->to.worker_id);
     if (w)
         seen = (struct pin_seen){.exists = true,
-                                 .is_up = worker_is_schedulable(w, now_ms()),
+                                 .is_up = worker_is_schedulable(w, kvr_now_ms()),
                                  .rank_exists =
                                      !pin->has_rank || (pin->to.dp_rank >= w->dp_start && pin->to.dp_rank - w->dp_start < w->dp_size),
                                  .role = w->role,

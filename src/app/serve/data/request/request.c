@@ -7,7 +7,6 @@
 #include <string.h>
 #include <kvroute/hash.h>
 
-#include "app/serve/common/clock.h"
 #include "app/serve/workers/workers.h"
 
 struct request *request_new(struct loop *l, struct kvr_http_conn *c)
@@ -16,7 +15,7 @@ struct request *request_new(struct loop *l, struct kvr_http_conn *c)
     if (!r) return NULL;
     r->loop = l;
     r->conn = c;
-    r->gauges.arrived_ns = kvr_now_ns(kvr_clock_monotonic());
+    r->gauges.arrived_ns = kvr_monotonic_ns();
     r->arrived_ms = r->gauges.arrived_ns / 1000000;
     atomic_fetch_add(&l->in_flight, 1);
     uv_timer_init(&l->uv, &r->timer);

@@ -12,7 +12,6 @@
 #include <string.h>
 #include <kvroute/hash.h>
 
-#include "app/serve/common/clock.h"
 #include "app/serve/workers/table/room.h"
 
 enum { BUCKETS = 1024 };
@@ -404,7 +403,7 @@ size_t roster_workers_n(const struct roster_row *row)
 
 const struct worker *roster_next_up(const struct roster_row *row, const struct roster_choice *choice, struct roster_walk *at)
 {
-    uint64_t now = now_ms();
+    uint64_t now = kvr_now_ms();
     while (at->server < row->servers_n && at->id < choice->n) {
         const struct worker *w = row->servers[at->server++].worker;
         if (w->id != choice->ids[at->id]) continue;
@@ -436,7 +435,7 @@ static bool has_taints(const struct worker *w, const char *const *taints, size_t
 
 struct worker *roster_pick(struct workers *ws, const struct roster_row *row, const char *const *taints, size_t taints_n)
 {
-    uint64_t now = now_ms();
+    uint64_t now = kvr_now_ms();
     size_t n = row->servers_n, at = n ? kvr_mix64(atomic_fetch_add(&ws->process->next_id, 1)) % n : 0; /* spread over them */
     for (size_t i = 0; i < n; i++) {
         struct worker *w = row->servers[(at + i) % n].worker;

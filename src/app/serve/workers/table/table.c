@@ -8,8 +8,6 @@
 
 #include <string.h>
 
-#include "app/serve/common/clock.h"
-
 struct worker *worker_find_locked(struct workers *ws, uint64_t id)
 {
     const uint64_t *at = kvr_map64_get(&ws->workers_by_id, id);
@@ -65,7 +63,7 @@ bool worker_takes_whole(const struct worker *w)
 
 void worker_sync_locked(struct workers *, struct worker *w)
 {
-    bool ok = worker_is_schedulable(w, now_ms());
+    bool ok = worker_is_schedulable(w, kvr_now_ms());
     w->schedulable = ok;
     if (!w->removed) kvr_router_set_schedulable(w->partition->router, w->id, ok);
 }
