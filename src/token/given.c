@@ -28,7 +28,7 @@ static bool is_of(const char *text, const char *model)
 {
     size_t n = (size_t)(kvr_given_dir_path(text) - text); /* with the equals sign */
     if (!model) return n == 0;
-    return n && strlen(model) == n - 1 && !memcmp(text, model, n - 1);
+    return n && kvr_span_is(text, n - 1, model);
 }
 
 const char *kvr_given_dir(char *const *dirs, size_t n, const char *model)

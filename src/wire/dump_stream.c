@@ -37,15 +37,13 @@ static int read_view(struct kvr_dump_stream *s, struct kvr_json o)
 {
     struct kvr_dump_view v = {0};
     uint64_t rank;
-    const char *view;
-    size_t len;
     bool ok = kvr_json_as_u64(kvr_json_get(o, "worker_id"), &v.worker.worker_id) && kvr_json_as_u64(kvr_json_get(o, "dp_rank"), &rank) &&
               rank <= UINT32_MAX && kvr_json_as_bool(kvr_json_get(o, "trusted"), &v.trusted) &&
               kvr_json_as_u64(kvr_json_get(o, "next_sequence"), &v.next_sequence) &&
               kvr_json_as_u64(kvr_json_get(o, "last_hash"), &v.last_hash) && kvr_json_as_double(kvr_json_get(o, "last_ts"), &v.last_ts);
     if (!ok) return bad(s, "a view is not as it should be");
     v.worker.dp_rank = (uint32_t)rank;
-    v.partial = kvr_json_as_str(kvr_json_get(o, "view"), &view, &len) && len == 7 && !memcmp(view, "partial", 7);
+    v.partial = kvr_json_is_str(kvr_json_get(o, "view"), "partial");
     return s->handler.on_view(s->handler.ctx, &v);
 }
 

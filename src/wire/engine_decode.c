@@ -424,7 +424,7 @@ static enum kvr_engine_kind kind_of(const char *s, size_t len)
 {
     static const char *const names[] = {"BlockStored", "BlockRemoved", "AllBlocksCleared", "Ignored"};
     for (int i = 0; i < 4; i++)
-        if (strlen(names[i]) == len && memcmp(names[i], s, len) == 0) return (enum kvr_engine_kind)i;
+        if (kvr_span_is(s, len, names[i])) return (enum kvr_engine_kind)i;
     return KVR_ENGINE_UNKNOWN;
 }
 

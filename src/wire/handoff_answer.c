@@ -60,7 +60,7 @@ static bool has_ended(struct kvr_json choice)
     const char *s;
     size_t len;
     if (!kvr_json_as_str(kvr_json_get(choice, "finish_reason"), &s, &len)) return false;
-    return !(len == 6 && memcmp(s, "length", 6) == 0) && !(len == 12 && memcmp(s, "not_finished", 12) == 0);
+    return !kvr_span_is(s, len, "length") && !kvr_span_is(s, len, "not_finished");
 }
 
 static enum kvr_handoff_read read_trtllm(struct kvr_json root, struct kvr_json_span answer, struct kvr_handoff *out)

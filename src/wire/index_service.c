@@ -199,20 +199,21 @@ static bool optional_bool(struct kvr_json v, bool *out)
 
 int kvr_service_info_read(struct kvr_json answer, struct kvr_service_info *out, char *why, size_t cap)
 {
-    const char *mode, *text = "";
-    size_t n, text_n = 0;
+    const char *text = "";
+    size_t text_n = 0;
+    struct kvr_json mode = kvr_json_get(answer, "mode");
     int rc = error_of(answer, why, cap);
     if (rc) return rc;
-    if (!kvr_json_as_u64(kvr_json_get(answer, "instance"), &out->instance) || !kvr_json_as_str(kvr_json_get(answer, "mode"), &mode, &n) ||
+    if (!kvr_json_as_u64(kvr_json_get(answer, "instance"), &out->instance) || kvr_json_type_of(mode) != KVR_JSON_STRING ||
         !kvr_json_as_bool(kvr_json_get(answer, "ready"), &out->ready))
         return -KVR_EFORMAT;
     out->registers = out->packed = false;
     if (!optional_bool(kvr_json_get(answer, "registers"), &out->registers) || !optional_bool(kvr_json_get(answer, "packed"), &out->packed))
         return -KVR_EFORMAT;
-    out->predicted = n == 9 && memcmp(mode, "predicted", 9) == 0;
+    out->predicted = kvr_json_is_str(mode, "predicted");
     (void)kvr_json_as_str(kvr_json_get(answer, "why"), &text, &text_n);
     snprintf(why, cap, "%.*s", (int)KVR_MIN(text_n, (size_t)200), text);
-    return out->predicted || (n == 6 && memcmp(mode, "events", 6) == 0) ? 0 : -KVR_EFORMAT;
+    return out->predicted || kvr_json_is_str(mode, "events") ? 0 : -KVR_EFORMAT;
 }
 
 /* Whether it says nothing of other models than ours. */
@@ -239,9 +240,7 @@ bool kvr_service_misfits(struct kvr_json info, const struct kvr_remote_model *ou
 
 int kvr_service_recorded_read(struct kvr_json answer, char *why, size_t cap)
 {
-    const char *text;
-    size_t n;
     int rc = error_of(answer, why, cap);
     if (rc) return rc;
-    return kvr_json_as_str(answer, &text, &n) && n == 8 && memcmp(text, "Recorded", 8) == 0 ? 0 : -KVR_EFORMAT;
+    return kvr_json_is_str(answer, "Recorded") ? 0 : -KVR_EFORMAT;
 }

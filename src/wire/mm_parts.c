@@ -13,7 +13,7 @@
 static bool is_one_of(const char *s, size_t len, const char *const *list, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        if (strlen(list[i]) == len && memcmp(s, list[i], len) == 0) return true;
+        if (kvr_span_is(s, len, list[i])) return true;
     return false;
 }
 

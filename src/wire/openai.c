@@ -153,7 +153,7 @@ static void add_parts(const struct text *t, struct kvr_json list)
 /* Members of a message that templates write out too: names, calls of tools, reasoning. */
 static void add_other_member(const struct text *t, const struct kvr_json_iter *m)
 {
-    bool known = (m->key_len == 4 && memcmp(m->key, "role", 4) == 0) || (m->key_len == 7 && memcmp(m->key, "content", 7) == 0);
+    bool known = kvr_span_is(m->key, m->key_len, "role") || kvr_span_is(m->key, m->key_len, "content");
     if (!known && kvr_json_type_of(m->value) != KVR_JSON_NULL) add_object(t->out, m->key, m->key_len, m->value);
 }
 

@@ -183,13 +183,10 @@ static bool is_given(struct kvr_json v)
 
 static void read_truncation(struct kvr_json keep, struct kvr_json side, struct kvr_prompt_members *out)
 {
-    const char *s;
-    size_t len;
     if (!is_given(keep) || !kvr_lax_i64(keep, &out->keep)) return; /* what is no number is refused by the engine */
     out->truncation = KVR_TRUNCATE_DEFAULT;
-    if (!kvr_json_as_str(side, &s, &len)) return;
-    if (len == 4 && memcmp(s, "left", 4) == 0) out->truncation = KVR_TRUNCATE_LEFT;
-    if (len == 5 && memcmp(s, "right", 5) == 0) out->truncation = KVR_TRUNCATE_RIGHT;
+    if (kvr_json_is_str(side, "left")) out->truncation = KVR_TRUNCATE_LEFT;
+    if (kvr_json_is_str(side, "right")) out->truncation = KVR_TRUNCATE_RIGHT;
 }
 
 /* One text, one list of tokens, or a list of several of either. */
@@ -219,10 +216,8 @@ static bool is_claimed(struct kvr_json nvext)
 /* With tool_choice "none" an engine may have been told to leave the tools out. */
 static bool leaves_tools_out(struct kvr_json choice, struct kvr_json tools)
 {
-    const char *s;
-    size_t len;
     struct kvr_json type = kvr_json_get(choice, "type"); /* of the Anthropic form */
-    return is_given(tools) && kvr_json_as_str(is_given(type) ? type : choice, &s, &len) && len == 4 && memcmp(s, "none", 4) == 0;
+    return is_given(tools) && kvr_json_is_str(is_given(type) ? type : choice, "none");
 }
 
 static bool is_not_one(struct kvr_json n)
@@ -268,13 +263,10 @@ static void read_completion(struct kvr_json body, bool chat, struct kvr_prompt_m
 
 static void read_responses(struct kvr_json body, struct kvr_prompt_members *out)
 {
-    const char *s;
-    size_t len;
     struct kvr_json truncation = kvr_json_get(body, "truncation");
     out->special_tokens = true;
     out->wants_output = is_not_zero(kvr_json_get(body, "max_output_tokens"));
-    if (kvr_json_type_of(truncation) == KVR_JSON_NONE) return;
-    if (kvr_json_as_str(truncation, &s, &len) && len == 8 && memcmp(s, "disabled", 8) == 0) return;
+    if (kvr_json_type_of(truncation) == KVR_JSON_NONE || kvr_json_is_str(truncation, "disabled")) return;
     out->truncation = KVR_TRUNCATE_DEFAULT;
     out->keep = -1;
 }
@@ -282,10 +274,7 @@ static void read_responses(struct kvr_json body, struct kvr_prompt_members *out)
 /* Without thinking the engine gives the template an effort that it has found out by trying. */
 static void read_messages(struct kvr_json body, struct kvr_prompt_members *out)
 {
-    const char *s;
-    size_t len;
-    if (kvr_json_as_str(kvr_json_get(kvr_json_get(body, "thinking"), "type"), &s, &len) && len == 8 && memcmp(s, "disabled", 8) == 0)
-        out->as_evidence = false;
+    if (kvr_json_is_str(kvr_json_get(kvr_json_get(body, "thinking"), "type"), "disabled")) out->as_evidence = false;
 }
 
 static void read_generate(struct kvr_json body, struct kvr_prompt_members *out)

@@ -111,8 +111,7 @@ static void take_model(struct exam *e, struct kvr_json v)
     if (lora && !e->lora[0]) snprintf(e->lora, sizeof e->lora, "%.*s", (int)n, id);
     if (!lora && !e->model_len) (void)kvr_json_as_u64(kvr_json_get(v, "max_model_len"), &e->model_len);
     if (!lora && !e->model[0]) snprintf(e->model, sizeof e->model, "%.*s", (int)n, id);
-    if (!lora && !e->root[0] && strlen(e->model) == n && !memcmp(e->model, id, n) && kvr_json_as_str(kvr_json_get(v, "root"), &id, &m) &&
-        m < sizeof e->root)
+    if (!lora && !e->root[0] && kvr_span_is(id, n, e->model) && kvr_json_as_str(kvr_json_get(v, "root"), &id, &m) && m < sizeof e->root)
         snprintf(e->root, sizeof e->root, "%.*s", (int)m, id);
 }
 

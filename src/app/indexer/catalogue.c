@@ -29,9 +29,7 @@ void partition_unref(struct partition *p)
 static struct partition *find_locked(const struct indexer *x, const char *model, size_t model_len, const char *group, size_t group_len)
 {
     for (struct partition *p = x->partitions; p; p = p->next)
-        if (strlen(p->model) == model_len && strlen(p->group) == group_len && memcmp(p->model, model, model_len) == 0 &&
-            memcmp(p->group, group, group_len) == 0)
-            return p;
+        if (kvr_span_is(model, model_len, p->model) && kvr_span_is(group, group_len, p->group)) return p;
     return NULL;
 }
 

@@ -194,11 +194,6 @@ static int read_conversation(struct mock *m, struct kvr_json root, struct mock_a
 
 /* ---- members ----------------------------------------------------------------------------------------- */
 
-static bool model_is(const char *name, const char *model, size_t len)
-{
-    return name && strlen(name) == len && memcmp(name, model, len) == 0;
-}
-
 static int read_model(const struct mock *m, struct kvr_json root, struct mock_ask *a, struct mock_error *e)
 {
     const char *model = m->o->model;
@@ -206,7 +201,7 @@ static int read_model(const struct mock *m, struct kvr_json root, struct mock_as
     kvr_json_as_str(kvr_json_get(root, "model"), &model, &len);
     a->is_lora = mock_adapter(m, model, len) != NULL;
     snprintf(a->model, sizeof a->model, "%.*s", (int)KVR_MIN(len, sizeof a->model - 1), model);
-    if (a->is_lora || model_is(m->o->model, model, len)) return 0;
+    if (a->is_lora || (m->o->model && kvr_span_is(model, len, m->o->model))) return 0;
     return mock_fail(e, 404, "NotFoundError", "model", "The model `%s` does not exist. Valid aliases: %s.", a->model, m->o->model);
 }
 
@@ -385,7 +380,7 @@ static int cut_prompts(const struct mock *m, struct kvr_json root, const struct 
     for (size_t i = 0; i < a->prompts_n; i++) {
         struct mock_prompt *p = &a->prompts[i];
         if (p->n <= limit) continue;
-        if (len == 4 && memcmp(side, "left", 4) == 0) memmove(p->tokens, p->tokens + (p->n - limit), limit * sizeof *p->tokens);
+        if (kvr_span_is(side, len, "left")) memmove(p->tokens, p->tokens + (p->n - limit), limit * sizeof *p->tokens);
         p->n = limit;
     }
     return 0;

@@ -36,11 +36,6 @@ static int on_begin_headers(nghttp2_session *session, const nghttp2_frame *frame
     return nghttp2_session_set_stream_user_data(session, id, s);
 }
 
-static bool is(const uint8_t *name, size_t len, const char *what)
-{
-    return len == strlen(what) && memcmp(name, what, len) == 0;
-}
-
 static bool begins(const uint8_t *value, size_t len, const char *with)
 {
     return len >= strlen(with) && memcmp(value, with, strlen(with)) == 0;
@@ -53,10 +48,10 @@ static int on_header(nghttp2_session *session, const nghttp2_frame *frame, const
     struct kvr_grpc_stream *s = begins_call(frame) ? stream_of(session, frame->hd.stream_id) : NULL;
     struct kvr__grpc_conn *c = ctx;
     if (!s) return 0;
-    if (is(name, name_len, ":path")) s->path = strndup((const char *)value, value_len);
-    else if (is(name, name_len, ":method")) s->is_post = is(value, value_len, "POST");
+    if (kvr_span_is(name, name_len, ":path")) s->path = strndup((const char *)value, value_len);
+    else if (kvr_span_is(name, name_len, ":method")) s->is_post = kvr_span_is(value, value_len, "POST");
     else if (name_len && name[0] != ':') {
-        s->is_grpc |= is(name, name_len, "content-type") && begins(value, value_len, "application/grpc");
+        s->is_grpc |= kvr_span_is(name, name_len, "content-type") && begins(value, value_len, "application/grpc");
         if (kvr_headers_add(&s->metadata, (struct kvr_text){(const char *)name, name_len},
                             (struct kvr_text){(const char *)value, value_len})) {
             atomic_fetch_add(&c->server->shared->refused, 1);

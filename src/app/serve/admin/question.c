@@ -164,14 +164,14 @@ static bool read_override_member(struct kvr_override *o, const char *key, size_t
         {"track_prefill_tokens", KVR_OVERRIDE_TRACK_PREFILL_TOKENS, NULL, &o->track_prefill_tokens},
     };
     if (kvr_json_type_of(v) == KVR_JSON_NULL) return true;
-    if (key_len == 20 && !memcmp(key, "overlap_score_weight", 20)) { /* the older name */
+    if (kvr_span_is(key, key_len, "overlap_score_weight")) { /* the older name */
         if (!kvr_json_as_double(v, &o->prefill_load_scale) || o->prefill_load_scale < 0) return false;
         o->set |= KVR_OVERRIDE_PREFILL_LOAD_SCALE;
         if (o->prefill_load_scale == 0) o->set |= KVR_OVERRIDE_OVERLAP_CREDIT, o->overlap_credit = 0;
         return true;
     }
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) {
-        if (strlen(rows[i].key) != key_len || memcmp(rows[i].key, key, key_len)) continue;
+        if (!kvr_span_is(key, key_len, rows[i].key)) continue;
         o->set |= rows[i].bit;
         if (rows[i].flag) return kvr_json_as_bool(v, rows[i].flag);
         return kvr_json_as_double(v, rows[i].number) && *rows[i].number >= 0; /* judged here: another member may write over it */
