@@ -140,11 +140,6 @@ static void is_wrong(struct kvr_service_question *q, const char *member)
     if (!of_query || of_both) q->wrong_record = member;
 }
 
-static bool is_there(struct kvr_json v)
-{
-    return kvr_json_type_of(v) > KVR_JSON_NULL;
-}
-
 static int hashes_json(struct kvr_service_hashes *l, struct kvr_json v)
 {
     size_t n = kvr_json_count(v);
@@ -164,16 +159,16 @@ int kvr_service_question_json(struct kvr_service_question *q, struct kvr_json o)
     if (kvr_json_type_of(o) != KVR_JSON_OBJECT) return -KVR_EFORMAT;
     struct kvr_json model = kvr_json_get(o, "model_name"), only = kvr_json_get(o, "device_only"), worker = kvr_json_get(o, "worker");
     struct kvr_json isl = kvr_json_get(o, "isl_tokens");
-    if (!kvr_json_as_name(model, &q->model, &q->model_len) && is_there(model)) is_wrong(q, "model_name");
-    if (!kvr_json_as_bool(only, &q->device_only) && is_there(only)) is_wrong(q, "device_only");
-    if (!kvr_json_as_u64(isl, &q->isl) && is_there(isl)) is_wrong(q, "isl_tokens");
+    if (!kvr_json_as_name(model, &q->model, &q->model_len) && kvr_json_is_given(model)) is_wrong(q, "model_name");
+    if (!kvr_json_as_bool(only, &q->device_only) && kvr_json_is_given(only)) is_wrong(q, "device_only");
+    if (!kvr_json_as_u64(isl, &q->isl) && kvr_json_is_given(isl)) is_wrong(q, "isl_tokens");
     q->has_worker = kvr_service_worker_read(worker, &q->worker);
-    if (!q->has_worker && is_there(worker)) is_wrong(q, "worker");
+    if (!q->has_worker && kvr_json_is_given(worker)) is_wrong(q, "worker");
     for (size_t i = 0; i < KVR_ARRAY_LEN(keys) && rc == 0; i++) {
         struct kvr_service_hashes *l = list_of(q, keys[i], strlen(keys[i]));
         struct kvr_json v = kvr_json_get(o, keys[i]);
         rc = hashes_json(l, v);
-        if (!l->given && is_there(v)) is_wrong(q, keys[i]);
+        if (!l->given && kvr_json_is_given(v)) is_wrong(q, keys[i]);
     }
     return rc;
 }

@@ -104,7 +104,7 @@ bool kvr_service_worker_read(struct kvr_json v, struct kvr_worker *out)
     uint64_t rank = 0;
     struct kvr_json r = kvr_json_get(v, "dp_rank");
     if (!kvr_json_as_u64(kvr_json_get(v, "worker_id"), &out->worker_id)) return false;
-    if (kvr_json_type_of(r) > KVR_JSON_NULL && (!kvr_json_as_u64(r, &rank) || rank > UINT32_MAX)) return false;
+    if (kvr_json_is_given(r) && (!kvr_json_as_u64(r, &rank) || rank > UINT32_MAX)) return false;
     out->dp_rank = (uint32_t)rank;
     return true;
 }
@@ -180,7 +180,7 @@ long kvr_service_scores_read(struct kvr_json answer, uint32_t depth_max, struct 
     int rc = error_of(answer, why, cap);
     if (rc) return rc;
     *instance = 0; /* that of servers which do not say */
-    if (kvr_json_type_of(number) > KVR_JSON_NULL && !kvr_json_as_u64(number, instance)) return -KVR_EFORMAT;
+    if (kvr_json_is_given(number) && !kvr_json_as_u64(number, instance)) return -KVR_EFORMAT;
     rc = take_pairs(&s, device);
     if (kvr_json_type_of(lower) == KVR_JSON_ARRAY)
         for (struct kvr_json_iter i = kvr_json_iter(lower); rc == 0 && kvr_json_next(&i);) rc = take_tier(&s, i.value);
@@ -194,7 +194,7 @@ long kvr_service_scores_read(struct kvr_json answer, uint32_t depth_max, struct 
 
 static bool optional_bool(struct kvr_json v, bool *out)
 {
-    return kvr_json_type_of(v) <= KVR_JSON_NULL || kvr_json_as_bool(v, out);
+    return !kvr_json_is_given(v) || kvr_json_as_bool(v, out);
 }
 
 int kvr_service_info_read(struct kvr_json answer, struct kvr_service_info *out, char *why, size_t cap)

@@ -16,7 +16,7 @@ static void on_telling(struct kvr_sse *s, struct kvr_json root)
 {
     static const char *const inner[] = {"message", "response"};
     struct kvr_usage usage;
-    s->has_error |= kvr_json_type_of(kvr_json_get(root, "error")) > KVR_JSON_NULL;
+    s->has_error |= kvr_json_has(root, "error");
     kvr_openai_usage(root, &usage);
     for (size_t i = 0; i < KVR_ARRAY_LEN(inner) && !usage.present; i++) kvr_openai_usage(kvr_json_get(root, inner[i]), &usage);
     if (usage.present) s->usage = usage;

@@ -345,15 +345,15 @@ void query_by_hash(struct request *rq, struct kvr_json o)
     struct partition *p;
     uint64_t isl = 0;
     size_t n;
-    if (!kvr_json_as_u64(told, &isl) && kvr_json_type_of(told) > KVR_JSON_NULL) {
+    if (!kvr_json_as_u64(told, &isl) && kvr_json_is_given(told)) {
         answer_error(rq, 422, "field `isl_tokens` must be a number of tokens");
         return;
     }
-    if (kvr_json_type_of(kvr_json_get(o, "cache_salt")) > KVR_JSON_NULL) {
+    if (kvr_json_has(o, "cache_salt")) {
         answer_error(rq, 400, "cache_salt is not accepted here: block_hashes must already include the salt");
         return;
     }
-    if (kvr_json_type_of(kvr_json_get(o, "block_mm_infos")) > KVR_JSON_NULL) {
+    if (kvr_json_has(o, "block_mm_infos")) {
         answer_error(rq, 400, "block_mm_infos is not accepted here: block_hashes must already include the objects");
         return;
     }

@@ -16,7 +16,7 @@ extern const char openapi_indexer[]; /* openapi.yaml */
 static int number(struct request *rq, struct kvr_json o, const char *key, bool required, uint64_t max, uint64_t *out)
 {
     struct kvr_json v = kvr_json_get(o, key);
-    if (kvr_json_type_of(v) <= KVR_JSON_NULL) {
+    if (!kvr_json_is_given(v)) {
         if (!required) return 0;
         answer_error(rq, 422, "missing field `%s`", key);
         return -1;

@@ -84,7 +84,7 @@ static bool stream_error(struct flight *f, char *out, size_t cap)
         if (nl - line < 6 || memcmp(line, "data:", 5) || !memmem(line, (size_t)(nl - line), "\"error\"", 7)) continue;
         if (kvr_json_parse(f->run->json, line + 5, (size_t)(nl - line) - 5, &root, NULL)) continue;
         error = kvr_json_get(root, "error");
-        if (kvr_json_type_of(error) <= KVR_JSON_NULL) continue;
+        if (!kvr_json_is_given(error)) continue;
         if (!kvr_json_as_str(error, &text, &n)) (void)kvr_json_as_str(kvr_json_get(error, "message"), &text, &n);
         snprintf(out, cap, "%.*s", (int)KVR_MIN(n, cap - 1), text);
         return true;

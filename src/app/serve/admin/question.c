@@ -56,9 +56,9 @@ static const char *read_prompt(struct kvr_json o, const struct kvr_ids *text_ids
     struct kvr_json tokens = kvr_json_get(o, "token_ids"), hashes = kvr_json_get(o, "block_hashes"),
                     seqs = kvr_json_get(o, "sequence_hashes");
     const char *bad = NULL;
-    if (kvr_json_type_of(tokens) <= KVR_JSON_NULL) tokens = kvr_json_get(o, "tokens");
-    bool has_seqs = kvr_json_type_of(seqs) > KVR_JSON_NULL;
-    if (kvr_json_type_of(tokens) > KVR_JSON_NULL) {
+    if (!kvr_json_is_given(tokens)) tokens = kvr_json_get(o, "tokens");
+    bool has_seqs = kvr_json_is_given(seqs);
+    if (kvr_json_is_given(tokens)) {
         if (kvr_json_type_of(tokens) != KVR_JSON_ARRAY) return "token_ids";
         q->tokens_n = kvr_json_count(tokens);
         q->tokens = malloc((q->tokens_n + 1) * sizeof *q->tokens);
@@ -66,7 +66,7 @@ static const char *read_prompt(struct kvr_json o, const struct kvr_ids *text_ids
         return kvr_json_u32_array(tokens, q->tokens, q->tokens_n) >= 0 ? NULL : "token_ids";
     }
     if (has_seqs && (bad = get_hashes(o, "sequence_hashes", &q->seqs, &q->seqs_n))) return bad;
-    if (kvr_json_type_of(hashes) > KVR_JSON_NULL) {
+    if (kvr_json_is_given(hashes)) {
         if ((bad = get_hashes(o, "block_hashes", &q->locals, &q->locals_n))) return bad;
         return has_seqs && q->seqs_n != q->locals_n ? "sequence_hashes" : NULL;
     }
@@ -116,7 +116,7 @@ static const char *read_allowed(struct kvr_json o, struct question *q)
 {
     static const char name[] = "allowed_worker_ids";
     struct kvr_json v = kvr_json_get(o, name);
-    if (kvr_json_type_of(v) <= KVR_JSON_NULL) return NULL;
+    if (!kvr_json_is_given(v)) return NULL;
     if (!is_list(v, KVR_JSON_ARRAY, RANKS_MAX)) return name;
     q->allowed = malloc((kvr_json_count(v) + 1) * sizeof *q->allowed);
     if (!q->allowed) return no_memory;
@@ -128,20 +128,20 @@ static const char *read_allowed(struct kvr_json o, struct question *q)
 static const char *read_constraints(struct kvr_json o, struct question *q)
 {
     struct kvr_json c = kvr_json_get(o, "routing_constraints"), v = kvr_json_get(c, "required_taints");
-    if (kvr_json_type_of(c) > KVR_JSON_NULL && kvr_json_type_of(c) != KVR_JSON_OBJECT) return "routing_constraints";
-    if (kvr_json_type_of(v) > KVR_JSON_NULL && !read_required(v, q)) return "required_taints";
+    if (kvr_json_is_given(c) && kvr_json_type_of(c) != KVR_JSON_OBJECT) return "routing_constraints";
+    if (kvr_json_is_given(v) && !read_required(v, q)) return "required_taints";
     v = kvr_json_get(c, "preferred_taints");
-    if (kvr_json_type_of(v) > KVR_JSON_NULL && !read_preferred(v, q)) return "preferred_taints";
+    if (kvr_json_is_given(v) && !read_preferred(v, q)) return "preferred_taints";
     const char *bad = read_allowed(o, q);
     if (bad) return bad;
     v = kvr_json_get(o, "shared_cache_ranges");
-    if (kvr_json_type_of(v) > KVR_JSON_NULL && !read_ranges(v, q)) return "shared_cache_ranges";
+    if (kvr_json_is_given(v) && !read_ranges(v, q)) return "shared_cache_ranges";
     v = kvr_json_get(o, "pinned_worker");
-    if (kvr_json_type_of(v) <= KVR_JSON_NULL) return NULL;
+    if (!kvr_json_is_given(v)) return NULL;
     uint64_t rank = 0;
     struct kvr_json r = kvr_json_get(v, "dp_rank");
     q->has_pin = true;
-    q->pin_any_rank = kvr_json_type_of(r) <= KVR_JSON_NULL;
+    q->pin_any_rank = !kvr_json_is_given(r);
     if (!kvr_json_as_u64(kvr_json_get(v, "worker_id"), &q->pin.worker_id)) return "pinned_worker";
     if (!q->pin_any_rank && (!kvr_json_as_u64(r, &rank) || rank > UINT32_MAX)) return "pinned_worker";
     q->pin.dp_rank = (uint32_t)rank;
@@ -194,7 +194,7 @@ static bool read_override(struct kvr_json o, struct kvr_override *out, char *bad
     struct kvr_json v = kvr_json_get(o, name);
     struct kvr_cost_config c;
     const char *field = name;
-    if (kvr_json_type_of(v) <= KVR_JSON_NULL) return true;
+    if (!kvr_json_is_given(v)) return true;
     for (struct kvr_json_iter i = kvr_json_iter(v); i.members && kvr_json_next(&i);)
         if (!read_override_member(out, i.key, i.key_len, i.value)) {
             snprintf(bad, cap, "%.*s", (int)KVR_MIN(i.key_len, (size_t)63), i.key);

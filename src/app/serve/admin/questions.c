@@ -113,7 +113,7 @@ void admin_query(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o
     struct question q;
     struct scores sc;
     struct kvr_buf b = {0};
-    if (by_hash && kvr_json_type_of(kvr_json_get(o, "cache_salt")) > KVR_JSON_NULL) {
+    if (by_hash && kvr_json_has(o, "cache_salt")) {
         admin_error(c, 400, "block_hashes must already include the cache salt; leave out cache_salt");
         return;
     }

@@ -635,7 +635,7 @@ static void reserve_explicit(struct admin *admin, struct kvr_http_conn *c, struc
 void selection_reserve(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
 {
     char id[SELECTION_ID_MAX + 3];
-    bool given = false, explicit_form = kvr_json_type_of(kvr_json_get(o, "worker_id")) > KVR_JSON_NULL;
+    bool given = false, explicit_form = kvr_json_has(o, "worker_id");
     const char *bad = read_id(admin, o, "selection_id", id, &given);
     if (bad || (!given && !explicit_form)) admin_bad_field(c, "selection_id");
     else if (explicit_form) reserve_explicit(admin, c, o, id);

@@ -53,11 +53,6 @@ const char *pins_read_head(struct request *r, const struct kvr_headers *h)
 
 /* ---- the body ---------------------------------------------------------------------------------------- */
 
-static bool has(struct kvr_json o, const char *key)
-{
-    return kvr_json_type_of(kvr_json_get(o, key)) > KVR_JSON_NULL;
-}
-
 void pins_read_body(struct kvr_json root, struct body_pins *out)
 {
     struct kvr_json o = kvr_json_get(root, "nvext");
@@ -68,13 +63,13 @@ void pins_read_body(struct kvr_json root, struct body_pins *out)
               member_u64(o, "prefill_dp_rank", UINT32_MAX, &rank, &bad) && member_u64(o, "backend_instance_id", UINT64_MAX, &either, &bad);
     out->answers.to.worker_id = either;
     ok = ok && member_u64(o, "decode_worker_id", UINT64_MAX, &out->answers.to.worker_id, &bad);
-    bool both = has(o, "decode_worker_id") && has(o, "backend_instance_id");
+    bool both = kvr_json_has(o, "decode_worker_id") && kvr_json_has(o, "backend_instance_id");
     if (!ok || (both && out->answers.to.worker_id != either)) {
         out->wrong = ok ? "decode_worker_id" : bad;
         return;
     }
-    out->prefill.set = has(o, "prefill_worker_id");
-    out->answers.set = has(o, "decode_worker_id") || has(o, "backend_instance_id");
+    out->prefill.set = kvr_json_has(o, "prefill_worker_id");
+    out->answers.set = kvr_json_has(o, "decode_worker_id") || kvr_json_has(o, "backend_instance_id");
     set_rank(&out->prefill, rank);
 }
 

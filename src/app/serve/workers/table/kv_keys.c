@@ -213,7 +213,7 @@ const struct kv_key *kv_keys_read(struct kvr_json o, struct worker *w)
 {
     for (size_t i = 0; i < KVR_ARRAY_LEN(keys); i++) {
         struct kvr_json v = kvr_json_get(o, keys[i].field);
-        if (kvr_json_type_of(v) > KVR_JSON_NULL && !take_member(&keys[i], v, w)) return &keys[i];
+        if (kvr_json_is_given(v) && !take_member(&keys[i], v, w)) return &keys[i];
     }
     return kv_keys_wrong(w);
 }
