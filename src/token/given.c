@@ -49,8 +49,7 @@ bool kvr_dir_has_tokenizer(const char *dir)
 static int check_folder(const char *dir, char *why, size_t cap)
 {
     if (kvr_dir_has_tokenizer(dir)) return 0;
-    snprintf(why, cap, "--tokenizer-dir: '%.200s' has no tokenizer.json; allowed: a model's folder with one", dir);
-    return -1;
+    return kvr_refuse(why, cap, "--tokenizer-dir: '%.200s' has no tokenizer.json; allowed: a model's folder with one", dir);
 }
 
 int kvr_given_dirs_check(char *const *dirs, size_t n, size_t name_max, char *why, size_t cap)

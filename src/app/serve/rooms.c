@@ -143,10 +143,9 @@ int rooms_add_worker(struct rooms *r, const struct kvr_entry *e, uint64_t place,
     bool duplicate = worker_find_locked(ws, spec.w.id) != NULL;
     workers_unlock(ws);
     worker_name(e, 0, name, sizeof name);
-    if (duplicate) {
-        snprintf(err, cap, "%s: bad value '%llu' for 'id'; allowed: an id that no other worker has", name, (unsigned long long)spec.w.id);
-        return -1;
-    }
+    if (duplicate)
+        return kvr_refuse(err, cap, "%s: bad value '%llu' for 'id'; allowed: an id that no other worker has", name,
+                          (unsigned long long)spec.w.id);
     if (worker_add(ws, &spec.w, why, sizeof why) == 0) return 0;
     return kvr_refuse(err, cap, "%s: %s", name, why);
 }

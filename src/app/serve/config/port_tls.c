@@ -63,8 +63,7 @@ static int open_trust(struct config *config, char *err, size_t cap)
 {
     char why[400];
     if (!wants_trust(config->o) || read_trust(config, why, sizeof why) == 0) return 0;
-    snprintf(err, cap, "--tls-ca, --outgoing-tls-cert, --outgoing-tls-key: %s; allowed: PEM files", why);
-    return -1;
+    return kvr_refuse(err, cap, "--tls-ca, --outgoing-tls-cert, --outgoing-tls-key: %s; allowed: PEM files", why);
 }
 
 static int open_port_tls(struct config *config, const struct port_tls *d, char *err, size_t cap)
@@ -75,9 +74,8 @@ static int open_port_tls(struct config *config, const struct port_tls *d, char *
         warn_of_end(config, d);
         return 0;
     }
-    snprintf(err, cap, "%stls-cert, %stls-key, %stls-client-ca: %s; allowed: PEM files that belong together", d->prefix, d->prefix,
-             d->prefix, why);
-    return -1;
+    return kvr_refuse(err, cap, "%stls-cert, %stls-key, %stls-client-ca: %s; allowed: PEM files that belong together", d->prefix, d->prefix,
+                      d->prefix, why);
 }
 
 int port_tls_open(struct config *config, char *err, size_t cap)

@@ -306,16 +306,10 @@ int data_plane_observe(struct data_plane *d, char *err, size_t cap)
     const struct serve_options *o = d->o;
     char why[480], instance[32];
     struct kvr_line_log_config log = {o->access_log, "kvroute: access log", o->threads, ACCESS_LANE_BYTES};
-    if (o->access_log && kvr_line_log_create(&log, &d->access_log, why, sizeof why)) {
-        snprintf(err, cap, "--access-log: %s", why);
-        return -1;
-    }
+    if (o->access_log && kvr_line_log_create(&log, &d->access_log, why, sizeof why)) return kvr_refuse(err, cap, "--access-log: %s", why);
     snprintf(instance, sizeof instance, "%016llx", (unsigned long long)d->process->salt);
     struct kvr_otlp_config traces = {o->otlp_endpoint, o->otlp_service_name, instance};
-    if (o->otlp_endpoint && kvr_otlp_create(&traces, &d->otlp, why, sizeof why)) {
-        snprintf(err, cap, "--otlp-endpoint: %s", why);
-        return -1;
-    }
+    if (o->otlp_endpoint && kvr_otlp_create(&traces, &d->otlp, why, sizeof why)) return kvr_refuse(err, cap, "--otlp-endpoint: %s", why);
     return 0;
 }
 

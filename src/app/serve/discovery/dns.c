@@ -404,16 +404,12 @@ static bool are_servers(const char *list)
 static int check_options(struct discovery_dns *d, char *err, size_t cap)
 {
     const struct serve_options *o = d->discovery->o;
-    if (!parse_target(d, o->discovery_target)) {
-        snprintf(err, cap, "--discovery-target: bad value '%.200s'; allowed with dns: NAME:PORT or _service._proto.name",
-                 o->discovery_target ? o->discovery_target : "");
-        return -1;
-    }
-    if (o->discovery_dns_server && !are_servers(o->discovery_dns_server)) {
-        snprintf(err, cap, "--discovery-dns-server: bad value '%.100s'; allowed: addresses with ports, e.g. 127.0.0.1:53,[::1]:53",
-                 o->discovery_dns_server);
-        return -1;
-    }
+    if (!parse_target(d, o->discovery_target))
+        return kvr_refuse(err, cap, "--discovery-target: bad value '%.200s'; allowed with dns: NAME:PORT or _service._proto.name",
+                          o->discovery_target ? o->discovery_target : "");
+    if (o->discovery_dns_server && !are_servers(o->discovery_dns_server))
+        return kvr_refuse(err, cap, "--discovery-dns-server: bad value '%.100s'; allowed: addresses with ports, e.g. 127.0.0.1:53,[::1]:53",
+                          o->discovery_dns_server);
     return found_place_check(d->discovery, err, cap);
 }
 

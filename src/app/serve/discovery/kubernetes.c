@@ -280,8 +280,7 @@ static bool watch_pool(struct discovery_kubernetes *k)
 
 static int bad(const char *option, const char *value, const char *allowed, char *err, size_t cap)
 {
-    snprintf(err, cap, "--kubernetes-%s: bad value '%.200s'; allowed: %s", option, value, allowed);
-    return -1;
+    return kvr_refuse(err, cap, "--kubernetes-%s: bad value '%.200s'; allowed: %s", option, value, allowed);
 }
 
 int discovery_kubernetes_check(struct discovery *room, char *err, size_t cap)

@@ -45,12 +45,12 @@ int remote_parse(struct peers *peers, char *err, size_t cap)
     if (peers->o->remote_key_file && !(peers->remote_keys = kvr_keys_read(peers->o->remote_key_file, why, sizeof why)))
         return kvr_refuse(err, cap, "--remote-indexer-key-file: %s", why);
     if (strncmp(url, "nats://", 7) == 0 ? parse_nats(peers, url + 7, err, cap) == 0 : parse_list(peers, url)) return 0;
-    snprintf(err, cap,
-             "--use-remote-indexer: bad value '%.200s'; allowed: http:// or https://host:port (an admin port, or a proxy before it), up to "
-             "16 of them (indexers), nats:// or "
-             "nats://namespace.component",
-             url);
-    return -1;
+    return kvr_refuse(
+        err, cap,
+        "--use-remote-indexer: bad value '%.200s'; allowed: http:// or https://host:port (an admin port, or a proxy before it), up to "
+        "16 of them (indexers), nats:// or "
+        "nats://namespace.component",
+        url);
 }
 
 bool remote_needs_nats(const struct peers *peers)
