@@ -65,9 +65,9 @@ static bool status_of(struct exam *e, uint32_t rank, struct kvr_view_status *out
     return false;
 }
 
-static void pause_ms(unsigned ms)
+static void pause_a_moment(void)
 {
-    usleep(ms * 1000);
+    usleep(50 * 1000);
 }
 
 /* Connects to every rank's events. Returns: how many ranks have any. */
@@ -185,7 +185,7 @@ static size_t blocks_seen(struct exam *e, uint32_t rank, const char *lora, const
     long n = kvr_hash_locals(e->tokens, e->tokens_n, e->t->block_size, false, seed, NULL, 0, locals);
     size_t best = 0;
     for (int i = 0; i < 60 && best < want && n > 0; i++) {
-        if (i) pause_ms(50);
+        if (i) pause_a_moment();
         long k = kvr_index_match(e->reader, locals, (size_t)n, out, RANKS_MAX);
         for (long j = 0; j < k; j++)
             if (out[j].worker.dp_rank == rank) best = KVR_MAX(best, (size_t)out[j].depth);
@@ -201,7 +201,7 @@ static void check_stream(struct exam *e, uint32_t rank)
 {
     struct kvr_view_status st = {0};
     const char *events = e->t->events[rank - e->t->dp_start], *replay = e->t->replay[rank - e->t->dp_start];
-    for (int i = 0; i < 60 && (!status_of(e, rank, &st) || !st.connected || (st.can_replay && !st.settled)); i++) pause_ms(50);
+    for (int i = 0; i < 60 && (!status_of(e, rank, &st) || !st.connected || (st.can_replay && !st.settled)); i++) pause_a_moment();
     if (!st.connected) {
         SAY(e, PROBLEM, "events endpoint", "start the engine with KV events on (vLLM: --kv-events-config) and open the port",
             "no publisher listens on %s (rank %u)", events, rank);
@@ -307,7 +307,7 @@ static bool send_probe(struct exam *e, uint32_t rank, struct kvr_buf *text, stru
     if (!complete(e, e->model, text->data, NULL, rank, &cached)) return false;
     (void)status_of(e, rank, &after);
     for (int i = 0; i < 40 && after.connected && after.batches == before.batches; i++) {
-        pause_ms(50);
+        pause_a_moment();
         (void)status_of(e, rank, &after);
     }
     p->connected = after.connected;
@@ -413,7 +413,7 @@ static void check_router(struct exam *e, uint32_t rank, size_t want)
     kvr_buf_add(&b, "", 1);
     snprintf(url, sizeof url, "%s/overlap_scores", e->t->router);
     for (int i = 0; i < 40 && have < want && !b.failed; i++) {
-        if (i) pause_ms(50);
+        if (i) pause_a_moment();
         fetch(e->d, url, b.data, "", e->d->key, &e->f);
         if (!fetched_json(e->d, &e->f, &o)) break;
         struct kvr_json list = kvr_json_get(o, "workers");

@@ -15,9 +15,9 @@ static void answer_with(struct request *rq, int status, const char *type, const 
     kvr_http_reply(rq->conn, status, type, head, body, len);
 }
 
-void answer_body(struct request *rq, int status, const char *extra, const char *body, size_t len)
+void answer_body(struct request *rq, int status, const char *body, size_t len)
 {
-    answer_with(rq, status, JSON_TYPE, extra, body, len);
+    answer_with(rq, status, JSON_TYPE, NULL, body, len);
 }
 
 void answer_empty(struct request *rq, int status)

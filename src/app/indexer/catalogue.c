@@ -298,10 +298,8 @@ static bool endpoint_ok(const char *e)
     if (strncmp(e, "inproc://", 9) == 0) return e[9] != 0;
     if (strncmp(e, "tcp://", 6) != 0) return false;
     const char *colon = strrchr(e + 6, ':');
-    if (!colon || colon == e + 6 || !colon[1] || strlen(colon + 1) > 5) return false;
-    for (const char *p = colon + 1; *p; p++)
-        if (*p < '0' || *p > '9') return false;
-    return strtoul(colon + 1, NULL, 10) <= 65535;
+    uint64_t port;
+    return colon && colon > e + 6 && strlen(colon + 1) <= 5 && kvr_parse_u64(colon + 1, strlen(colon + 1), 65535, &port);
 }
 
 /* In one piece of memory. */

@@ -252,7 +252,7 @@ static void answer(struct request *rq, struct partition *p, size_t n, uint64_t i
     }
     kvr_json_close(b, '}');
     if (b->failed) answer_error(rq, 503, "out of memory");
-    else answer_body(rq, 200, NULL, b->data, b->len);
+    else answer_body(rq, 200, b->data, b->len);
 }
 
 /* ---- the questions ------------------------------------------------------------------------------------------- */
@@ -371,8 +371,8 @@ static void service_reply(struct request *rq, int status)
 {
     static const char no_memory[] = "{\"Error\":\"out of memory\"}";
     const struct kvr_buf *b = &rq->loop->body;
-    if (b->failed) answer_body(rq, 503, NULL, no_memory, sizeof no_memory - 1);
-    else answer_body(rq, status, NULL, b->data, b->len);
+    if (b->failed) answer_body(rq, 503, no_memory, sizeof no_memory - 1);
+    else answer_body(rq, status, b->data, b->len);
 }
 
 static void service_error(struct request *rq, int status, const char *text)

@@ -161,10 +161,10 @@ static void learn_endpoints(struct worker *w, const struct kvr_engine_facts *f)
         if (!w->given.events) *events = 0;
         if (!w->given.replay) *replay = 0;
         if (!e || !e->events) continue;
-        if (!w->given.events) (void)kvr_ingest_endpoint_at(w->endpoint.host, e->events, events, RANK_ENDPOINT_MAX);
+        if (!w->given.events) kvr_ingest_endpoint_at(w->endpoint.host, e->events, events, RANK_ENDPOINT_MAX);
         /* of this very stream, not of one that somebody makes of it */
         if (!w->given.replay && e->replay && !w->recover[0] && has_port(events, e->events))
-            (void)kvr_ingest_endpoint_at(w->endpoint.host, e->replay, replay, RANK_ENDPOINT_MAX);
+            kvr_ingest_endpoint_at(w->endpoint.host, e->replay, replay, RANK_ENDPOINT_MAX);
     }
     worker_note_events(w);
 }
