@@ -213,7 +213,7 @@ static void post_query(struct request *rq, struct kvr_json o)
     } else {
         text_make(rq->loop->indexer, o, hr->body, hr->body_len, &text);
         query_by_text(rq, o, &text);
-        text_free(&text);
+        kvr_ids_unref(text.ids);
     }
 }
 
@@ -330,7 +330,7 @@ static void on_large_body(struct kvr_json_body *b)
 
 static void on_large_over(struct kvr_json_body *b)
 {
-    text_free(&((struct large_body *)b)->text);
+    kvr_ids_unref(((struct large_body *)b)->text.ids);
 }
 
 static enum kvr_json_wanted wanted_of(const struct request *rq)

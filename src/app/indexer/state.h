@@ -309,7 +309,6 @@ struct text_tokens {
 int text_start(struct indexer *x);
 /* Any thread. `o` was read from body[0..len). */
 void text_make(struct indexer *x, struct kvr_json o, const char *body, size_t len, struct text_tokens *out);
-void text_free(struct text_tokens *t);
 
 /* query.c */
 void query_by_tokens(struct request *rq, struct kvr_json o);

@@ -61,9 +61,3 @@ void text_make(struct indexer *x, struct kvr_json o, const char *body, size_t le
     else make(x, model, &question, t);
     kvr_buf_free(&question);
 }
-
-void text_free(struct text_tokens *t)
-{
-    kvr_ids_unref(t->ids);
-    t->ids = NULL;
-}

@@ -24,6 +24,7 @@
 
 #include "app/mock/generate.h"
 #include "base/lru.h"
+#include "net/http/ending.h"
 #include "net/http/listen.h"
 
 struct mock_kept {
@@ -262,18 +263,12 @@ const struct mock_hold *mock_kept_hold(const struct mock_kept *k)
 
 /* ---- who fetches --------------------------------------------------------------------------------------- */
 
-static void on_peer_closed(uv_handle_t *h)
-{
-    struct mock_peer *p = h->data; /* the line, its first member */
-    free(p);
-}
-
 static void close_peer(struct mock_peer *p)
 {
     *(p->prev ? &p->prev->next : &p->kv->peers) = p->next;
     if (p->next) p->next->prev = p->prev;
     p->kv->peers_n--;
-    mock_kv_line_close(&p->line, on_peer_closed);
+    mock_kv_line_close(&p->line, kvr_free_closed);
 }
 
 /* Who waits in a room, or reads what its owner waits to be rid of, is missed. */

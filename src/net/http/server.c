@@ -507,6 +507,14 @@ size_t kvr_http_descriptors_room(size_t reserve)
     return r.rlim_cur > used ? (size_t)r.rlim_cur - used : 0;
 }
 
+void kvr_http_descriptors_raise(void)
+{
+    struct rlimit r;
+    if (getrlimit(RLIMIT_NOFILE, &r) || r.rlim_cur >= r.rlim_max) return;
+    r.rlim_cur = r.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &r);
+}
+
 /* ---- server ------------------------------------------------------------------------------------------ */
 
 static void on_server_handle_closed(uv_handle_t *h)

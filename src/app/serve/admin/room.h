@@ -180,7 +180,6 @@ struct admin_text {
 };
 /* Any thread. `o` was read from body[0..len). */
 void admin_text_make(const struct admin *admin, struct kvr_json o, const char *body, size_t len, struct admin_text *out);
-void admin_text_free(struct admin_text *t);
 
 /* token_ids (or tokens; or a text, whose tokens are admin->text_ids) and perhaps block_mm_infos, or block_hashes + sequence_hashes +
  * isl_tokens, or sequence_hashes + new_isl_tokens; constraints; override. Returns: false after having answered. */

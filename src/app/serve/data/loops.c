@@ -65,11 +65,6 @@ static void on_wake(uv_async_t *a)
     atomic_store(&l->owed_conns, st.owed + (l->picker ? picker_open_calls(l->picker) : 0));
 }
 
-static void close_handle(uv_handle_t *h, void *)
-{
-    if (!uv_is_closing(h)) uv_close(h, NULL);
-}
-
 static void *loop_main(void *arg)
 {
     struct loop *l = arg;
@@ -142,9 +137,7 @@ static struct loop *loop_new(struct data_plane *d, const struct data_ports *port
 /* No other thread is left. */
 static void loop_free(struct loop *l)
 {
-    uv_walk(&l->uv, close_handle, NULL);
-    uv_run(&l->uv, UV_RUN_DEFAULT);
-    uv_loop_close(&l->uv);
+    kvr_loop_end(&l->uv);
     ctx_list_free(&l->ctxs);
     kvr_json_parser_free(l->json);
     kvr_buf_free(&l->line);

@@ -266,11 +266,6 @@ static void on_ready(uv_poll_t *poll, int status, int events)
     go_on(d);
 }
 
-static void on_watch_closed(uv_handle_t *h)
-{
-    free(h->data);
-}
-
 static void unwatch(struct discovery_dns *d, ares_socket_t socket)
 {
     struct watch **at = &d->watches, *w;
@@ -278,7 +273,7 @@ static void unwatch(struct discovery_dns *d, ares_socket_t socket)
     if (!w) return;
     *at = w->next;
     uv_poll_stop(&w->poll);
-    uv_close((uv_handle_t *)&w->poll, on_watch_closed);
+    uv_close((uv_handle_t *)&w->poll, kvr_free_closed);
 }
 
 static struct watch *watch_of(struct discovery_dns *d, ares_socket_t socket)

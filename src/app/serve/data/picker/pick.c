@@ -21,11 +21,6 @@ enum { FULL = 529 /* of the data port, when a queue is full */ };
 
 /* ---- its memory -------------------------------------------------------------------------------------- */
 
-static void on_lease_closed(uv_handle_t *h)
-{
-    free(h->data);
-}
-
 /* The stream is gone. A request that goes on is told that its client has left. */
 static void pick_free(struct pick *p)
 {
@@ -43,7 +38,7 @@ static void pick_free(struct pick *p)
     kvr_buf_free(&p->told);
     kvr_buf_free(&p->head);
     kvr_buf_free(&p->body);
-    uv_close((uv_handle_t *)&p->lease, on_lease_closed);
+    uv_close((uv_handle_t *)&p->lease, kvr_free_closed);
 }
 
 void picks_end(struct picker *p)

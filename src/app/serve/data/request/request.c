@@ -23,11 +23,6 @@ struct request *request_new(struct loop *l, struct kvr_http_conn *c)
     return r;
 }
 
-static void on_closed(uv_handle_t *h)
-{
-    free(h->data);
-}
-
 void request_forget_tokens(struct request *r)
 {
     free(r->tokens);
@@ -75,7 +70,7 @@ void request_free(struct request *r)
     free(r->response);
     free(r->asked_model);
     atomic_fetch_sub(&r->loop->in_flight, 1);
-    uv_close((uv_handle_t *)&r->timer, on_closed);
+    uv_close((uv_handle_t *)&r->timer, kvr_free_closed);
 }
 
 bool request_keep_text(char **place, const char *text, size_t len)
