@@ -97,7 +97,7 @@ static int find_kind(struct serve_checker *c, const char *path, enum kind *out)
 {
     struct guess g = {CONFIG | MODELS | KEYS | POLICY, false};
     char err[1024];
-    if (kvr_yaml_read(path, guess, &g, err, sizeof err)) {
+    if (kvr_yaml_read(&(struct kvr_yaml_source){.name = path}, guess, &g, err, sizeof err)) {
         serve_checker_tell(c, NULL, err);
         return 1;
     }

@@ -450,7 +450,7 @@ static int start(const char *command, struct serve_options *o)
 {
     struct policy_file policies = {0};
     char err[512];
-    if (o->policy_config && policy_file_read(o->policy_config, &policies, NULL, err, sizeof err)) {
+    if (o->policy_config && policy_file_read(&(struct kvr_yaml_source){.name = o->policy_config}, &policies, err, sizeof err)) {
         kvr_log_error("kvroute %s: router-policy-config: %s", command, err);
         return 2;
     }

@@ -410,18 +410,10 @@ static int read_document(const struct kvr_yaml *plain, yaml_node_t *root, void *
     return check_unique(y, out, by_name, "name") ? -1 : check_unique(y, out, by_digest, "key");
 }
 
-int api_keys_parse(const char *name, const void *text, size_t len, struct api_keys *out, char *err, size_t cap)
+int api_keys_read(const struct kvr_yaml_source *from, struct api_keys *out, char *err, size_t cap)
 {
     memset(out, 0, sizeof *out);
-    int rc = kvr_yaml_parse(name, text, len, read_document, out, err, cap);
-    if (rc) api_keys_free(out);
-    return rc;
-}
-
-int api_keys_read(const char *path, struct api_keys *out, struct kvr_yaml_findings *all, char *err, size_t cap)
-{
-    memset(out, 0, sizeof *out);
-    int rc = kvr_yaml_read_all(path, read_document, out, all, err, cap);
+    int rc = kvr_yaml_read(from, read_document, out, err, cap);
     if (rc) api_keys_free(out);
     return rc;
 }

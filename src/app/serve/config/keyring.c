@@ -257,7 +257,7 @@ int keyrings_reload(struct config *config, char *err, size_t cap)
     snprintf(err, cap, "out of memory");
     if (!fresh) return -1;
     atomic_init(&fresh->holders, 1);
-    if (api_keys_read(k->path, &fresh->file, NULL, err, cap)) {
+    if (api_keys_read(&(struct kvr_yaml_source){.name = k->path}, &fresh->file, err, cap)) {
         free(fresh);
         reloads_note(&config->reloads, RELOAD_API_KEYS, false);
         return -1;

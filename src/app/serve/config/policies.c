@@ -42,7 +42,7 @@ static int check_models(const struct config *config, const struct policy_file *f
 int policies_reload(struct config *config, char *err, size_t cap)
 {
     struct policy_file fresh;
-    int rc = policy_file_read(config->o->policy_config, &fresh, NULL, err, cap);
+    int rc = policy_file_read(&(struct kvr_yaml_source){.name = config->o->policy_config}, &fresh, err, cap);
     if (rc == 0 && check_models(config, &fresh, err, cap)) {
         policy_file_free(&fresh);
         rc = -1;
