@@ -551,6 +551,19 @@ struct kvr_router_request question_decode_request(const struct question *q)
     return rq;
 }
 
+uint64_t *question_locals(const struct question *q, size_t *n)
+{
+    uint32_t bs = q->partition->block_size;
+    *n = q->locals ? q->locals_n : kvr_hash_block_count(q->tokens_n, bs, false);
+    uint64_t *out = malloc((*n + 1) * sizeof *out);
+    if (!out) return NULL;
+    if (q->locals) memcpy(out, q->locals, *n * sizeof *out);
+    else
+        (void)kvr_hash_locals(q->tokens, q->tokens_n, bs, false, kvr_hash_seed(q->lora, strlen(q->lora), q->salt, strlen(q->salt)),
+                              q->mm.blocks, q->mm.n, out);
+    return out;
+}
+
 struct kvr_router_ctx *admin_ctx(struct admin *admin, struct partition *partition)
 {
     return ctx_get(&admin->ctxs, partition);

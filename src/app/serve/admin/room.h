@@ -190,6 +190,8 @@ void question_free(struct question *q);
 /* Borrow the question. */
 struct kvr_router_request question_request(const struct question *q);
 struct kvr_router_request question_decode_request(const struct question *q); /* of its decode leg; decode.partition must be there */
+/* Local hashes of its prompt, which has tokens or these; malloc'd. NULL: no memory. */
+uint64_t *question_locals(const struct question *q, size_t *n);
 struct kvr_router_ctx *admin_ctx(struct admin *admin, struct partition *partition);
 /* The array of hashes o[key], malloc'd; the caller frees *out whatever comes. Returns: NULL; the key when it is none; "": no memory. */
 const char *get_hashes(struct kvr_json o, const char *key, uint64_t **out, size_t *n);

@@ -25,14 +25,19 @@ enum { SELECTION_ID_MAX = 200 };
 
 /* ---- what has been selected and not booked yet ------------------------------------------------------- */
 
+struct booking {
+    struct partition *partition;
+    struct kvr_worker worker;
+    const uint64_t *seqs;
+    size_t seqs_n;
+    uint64_t isl, effective;
+    bool track_prefill, decodes;
+};
+
 struct pending {
     struct kvr_lru_entry lru;
     uint64_t expires_ms;
-    struct partition *partition;
-    struct kvr_worker worker;
-    uint64_t isl, effective;
-    bool track_prefill, decodes;
-    size_t seqs_n;
+    struct booking booking; /* its hashes are those below */
     char id[SELECTION_ID_MAX + 1];
     uint64_t seqs[];
 };
@@ -79,7 +84,7 @@ struct selection {
 
 static size_t pending_size(const struct pending *p)
 {
-    return sizeof *p + p->seqs_n * sizeof *p->seqs;
+    return sizeof *p + p->booking.seqs_n * sizeof *p->seqs;
 }
 
 static bool pending_same(const struct kvr_lru_entry *e, const void *id)
@@ -126,7 +131,7 @@ bool selection_asks(struct admin *admin, const struct partition *p)
     for (const struct waiting *w = sel ? sel->waiting : NULL; w && !asks; w = w->next)
         asks = w->q.partition == p || w->q.decode.partition == p || w->q.whole.partition == p;
     for (const struct kvr_lru_entry *e = sel ? sel->pending.oldest : NULL; e && !asks; e = e->newer)
-        asks = ((const struct pending *)e)->partition == p;
+        asks = ((const struct pending *)e)->booking.partition == p;
     return asks;
 }
 
@@ -185,6 +190,17 @@ void selection_release(struct admin *admin)
     while (sel->held && have_workers(admin)) sel->begin(admin, held_take(sel, &sel->held));
 }
 
+/* Any thread. */
+static void make_ready(struct waiting *w)
+{
+    struct selection *sel = w->admin->selection;
+    kvr_lock(&sel->lock);
+    w->ready_next = sel->ready;
+    sel->ready = w;
+    kvr_unlock(&sel->lock);
+    uv_async_send(&sel->wake);
+}
+
 void selection_tick(struct admin *admin)
 {
     struct selection *sel = admin->selection;
@@ -196,11 +212,7 @@ void selection_tick(struct admin *admin)
         if (!w->parked || now < w->deadline_ms || !kvr_router_cancel(w->q.partition->router, &w->ticket)) continue;
         w->parked = false;
         w->rc = -KVR_EBUSY;
-        kvr_lock(&sel->lock);
-        w->ready_next = sel->ready;
-        sel->ready = w;
-        kvr_unlock(&sel->lock);
-        uv_async_send(&sel->wake);
+        make_ready(w);
     }
 }
 
@@ -224,18 +236,14 @@ static const char *read_id(struct admin *admin, struct kvr_json o, const char *k
 /* Sequence hashes of the question, made if need be. Returns: a malloc'd array. */
 static uint64_t *sequence_of(const struct question *q, size_t *n)
 {
-    *n = q->seqs ? q->seqs_n : q->locals ? q->locals_n : kvr_hash_block_count(q->tokens_n, q->partition->block_size, false);
-    uint64_t *out = malloc((*n + 1) * sizeof *out);
-    if (!out) return NULL;
-    if (q->seqs) {
-        memcpy(out, q->seqs, *n * sizeof *out);
-        return out;
+    if (!q->seqs) {
+        uint64_t *made = question_locals(q, n);
+        if (made) kvr_hash_sequence(made, *n, made);
+        return made;
     }
-    if (q->locals) memcpy(out, q->locals, *n * sizeof *out);
-    else
-        kvr_hash_locals(q->tokens, q->tokens_n, q->partition->block_size, false,
-                        kvr_hash_seed(q->lora, strlen(q->lora), q->salt, strlen(q->salt)), q->mm.blocks, q->mm.n, out);
-    kvr_hash_sequence(out, *n, out);
+    *n = q->seqs_n;
+    uint64_t *out = malloc((*n + 1) * sizeof *out);
+    if (out) memcpy(out, q->seqs, *n * sizeof *out);
     return out;
 }
 
@@ -340,17 +348,12 @@ static void waiting_free(struct waiting *w)
 static void on_turn(struct kvr_ticket *t, int rc, const struct kvr_router_result *result, const struct kvr_router_ctx *ctx)
 {
     struct waiting *w = t->user;
-    struct selection *sel = w->admin->selection;
     w->rc = rc;
     if (rc == 0) {
         w->result = *result;
         w->reach = reach_of(ctx, result->worker, w->q.partition->block_size);
     }
-    kvr_lock(&sel->lock);
-    w->ready_next = sel->ready;
-    sel->ready = w;
-    kvr_unlock(&sel->lock);
-    uv_async_send(&sel->wake);
+    make_ready(w);
 }
 
 /* The caller hears of an error, so the booking is nobody's. */
@@ -467,13 +470,14 @@ static bool remember(struct admin *admin, const struct waiting *w)
     struct pending *p = seqs ? calloc(1, sizeof *p + n * sizeof *p->seqs) : NULL;
     if (p) {
         *p = (struct pending){.expires_ms = kvr_now_ms() + (uint64_t)(admin->o->selection_ttl * 1000),
-                              .partition = w->q.partition,
-                              .worker = w->result.worker,
-                              .isl = w->q.isl,
-                              .effective = w->result.prefill_tokens,
-                              .track_prefill = tracks_prefill(admin, &w->q),
-                              .decodes = w->q.phase == ASKS_DECODE,
-                              .seqs_n = n};
+                              .booking = {.partition = w->q.partition,
+                                          .worker = w->result.worker,
+                                          .seqs = p->seqs,
+                                          .seqs_n = n,
+                                          .isl = w->q.isl,
+                                          .effective = w->result.prefill_tokens,
+                                          .track_prefill = tracks_prefill(admin, &w->q),
+                                          .decodes = w->q.phase == ASKS_DECODE}};
         snprintf(p->id, sizeof p->id, "%s", w->id + 2);
         memcpy(p->seqs, seqs, n * sizeof *seqs);
         pending_add(admin->selection, admin->o, p);
@@ -548,15 +552,6 @@ void selection_pair(struct admin *admin, struct kvr_http_conn *c, struct kvr_jso
 
 /* ---- reservations ------------------------------------------------------------------------------------ */
 
-struct booking {
-    struct partition *partition;
-    struct kvr_worker worker;
-    const uint64_t *seqs;
-    size_t seqs_n;
-    uint64_t isl, effective;
-    bool track_prefill, decodes;
-};
-
 /* Returns: whether it can be tried again: there was no memory. */
 static bool book(struct admin *admin, struct kvr_http_conn *c, const char *id, const struct booking *k)
 {
@@ -591,8 +586,7 @@ static void reserve_pending(struct admin *admin, struct kvr_http_conn *c, const 
         admin_error(c, 404, "no pending selection");
         return;
     }
-    struct booking k = {p->partition, p->worker, p->seqs, p->seqs_n, p->isl, p->effective, p->track_prefill, p->decodes};
-    if (!book(admin, c, id, &k)) pending_drop(admin->selection, p);
+    if (!book(admin, c, id, &p->booking)) pending_drop(admin->selection, p);
 }
 
 /* Prefill workers are apart from those that answer, and the caller has chosen one of them. */
