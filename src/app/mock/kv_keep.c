@@ -23,6 +23,7 @@
 #include <kvroute/hash.h>
 
 #include "app/mock/generate.h"
+#include "base/list.h"
 #include "base/lru.h"
 #include "net/http/ending.h"
 #include "net/http/listen.h"
@@ -265,8 +266,7 @@ const struct mock_hold *mock_kept_hold(const struct mock_kept *k)
 
 static void close_peer(struct mock_peer *p)
 {
-    *(p->prev ? &p->prev->next : &p->kv->peers) = p->next;
-    if (p->next) p->next->prev = p->prev;
+    KVR_LIST_TAKE(p->kv->peers, p);
     p->kv->peers_n--;
     mock_kv_line_close(&p->line, kvr_free_closed);
 }
@@ -400,9 +400,7 @@ static void on_connection(uv_stream_t *s, int status)
     p->line.max = 4096;
     p->line.on_line = on_peer_line;
     p->line.on_end = on_peer_end;
-    p->next = kv->peers;
-    if (p->next) p->next->prev = p;
-    kv->peers = p;
+    KVR_LIST_PUSH(kv->peers, p);
     kv->peers_n++;
     if (uv_accept(s, (uv_stream_t *)&p->line.tcp) || kv->peers_n > MOCK_KV_PEERS_MAX || mock_kv_line_listen(&p->line)) close_peer(p);
 }

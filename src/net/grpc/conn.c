@@ -114,12 +114,11 @@ static int on_stream_close(nghttp2_session *session, int32_t id, uint32_t, void 
 }
 
 /* A frame of what a stream has, which is taken from it here. */
-static int on_put(nghttp2_session *session, nghttp2_frame *frame, const uint8_t *head, size_t len, nghttp2_data_source *source, void *ctx)
+static int on_put(nghttp2_session *, nghttp2_frame *, const uint8_t *head, size_t len, nghttp2_data_source *source, void *ctx)
 {
     enum { FRAME_HEAD = 9 };
     struct kvr__grpc_conn *c = ctx;
     struct kvr_buf *out = &c->server->out;
-    (void)session, (void)frame;
     if (out->len >= KVR__GRPC_WRITE) return NGHTTP2_ERR_WOULDBLOCK; /* in the next write */
     if (kvr_buf_reserve(out, FRAME_HEAD + len)) return NGHTTP2_ERR_CALLBACK_FAILURE;
     kvr_buf_add(out, head, FRAME_HEAD);

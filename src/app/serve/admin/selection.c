@@ -18,6 +18,7 @@
 
 #include "app/serve/workers/table/worker.h"
 #include "app/serve/workers/workers.h"
+#include "base/list.h"
 #include "base/lock.h"
 #include "base/lru.h"
 
@@ -339,8 +340,7 @@ static void put_protocol_rejection(struct kvr_buf *b, const struct kvr_rejection
 static void waiting_free(struct waiting *w)
 {
     struct selection *sel = w->admin->selection;
-    *(w->prev ? &w->prev->next : &sel->waiting) = w->next;
-    if (w->next) w->next->prev = w->prev;
+    KVR_LIST_TAKE(sel->waiting, w);
     question_free(&w->q);
     free(w);
 }
@@ -440,9 +440,7 @@ static void reserve_now_or_later(struct admin *admin, struct kvr_http_conn *c, s
     struct bookings known = bookings_of(admin, w->id);
     w->admin = admin;
     w->conn = c;
-    w->next = sel->waiting;
-    if (sel->waiting) sel->waiting->prev = w;
-    sel->waiting = w;
+    KVR_LIST_PUSH(sel->waiting, w);
     w->rq = question_request(&w->q);
     w->rq.book = true;
     w->rq.id = w->id;

@@ -12,6 +12,7 @@
 #include "app/serve/data/request/carrier.h"
 #include "app/serve/data/state/room.h"
 #include "app/serve/workers/table/worker.h"
+#include "base/list.h"
 #include "base/log.h"
 #include "net/http/hosted.h"
 
@@ -25,8 +26,7 @@ enum { FULL = 529 /* of the data port, when a queue is full */ };
 static void pick_free(struct pick *p)
 {
     struct picker *all = p->call.picker;
-    *(p->prev ? &p->prev->next : &all->picks) = p->next;
-    if (p->next) p->next->prev = p->prev;
+    KVR_LIST_TAKE(all->picks, p);
     all->picks_n--;
     p->attempt = NULL;
     observed_leave(all, p->observed);
@@ -528,9 +528,7 @@ struct call *pick_new(struct picker *all, struct kvr_grpc_stream *s)
     struct pick *p = calloc(1, sizeof *p);
     if (!p) return NULL;
     p->call = (struct call){&service, s, all};
-    p->next = all->picks;
-    if (p->next) p->next->prev = p;
-    all->picks = p;
+    KVR_LIST_PUSH(all->picks, p);
     all->picks_n++;
     uv_timer_init(&all->loop->uv, &p->lease);
     p->lease.data = p;

@@ -241,37 +241,30 @@ static enum outcome answered(struct request *r)
     return tokens_are_read(r);
 }
 
-static void on_head(struct kvr_http_call *call, void *ctx, int status, const struct kvr_headers *headers, int64_t length)
+static void on_head(struct kvr_http_call *, void *ctx, int status, const struct kvr_headers *, int64_t)
 {
     struct request *r = ctx;
-    (void)call;
-    (void)headers;
-    (void)length;
     r->now->tokenizing.status = status;
 }
 
-static void on_body(struct kvr_http_call *call, void *ctx, const char *data, size_t len)
+static void on_body(struct kvr_http_call *, void *ctx, const char *data, size_t len)
 {
     struct request *r = ctx;
     struct kvr_buf *answer = &r->now->tokenizing.answer;
-    (void)call;
     if (answer->len + len > data_of(r)->o->max_body_size) answer->failed = true;
     kvr_buf_add(answer, data, len);
 }
 
-static void on_done(struct kvr_http_call *call, void *ctx)
+static void on_done(struct kvr_http_call *, void *ctx)
 {
     struct request *r = ctx;
-    (void)call;
     r->now->tokenizing.call = NULL;
     request_step(r, answered(r));
 }
 
-static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failure why, const char *text)
+static void on_failed(struct kvr_http_call *, void *ctx, enum kvr_http_failure, const char *text)
 {
     struct request *r = ctx;
-    (void)call;
-    (void)why;
     r->now->tokenizing.call = NULL;
     request_step(r, not_told(r, text));
 }

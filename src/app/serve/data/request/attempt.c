@@ -219,10 +219,9 @@ static void hand_words_over(struct attempt *a)
     a->head = a->answer = (struct kvr_buf){0};
 }
 
-static void on_body(struct kvr_http_call *call, void *ctx, const char *data, size_t len)
+static void on_body(struct kvr_http_call *, void *ctx, const char *data, size_t len)
 {
     struct attempt *a = ctx;
-    (void)call;
     if (is_retryable(a)) {
         keep_words(a, data, len); /* judged when it is whole */
     } else if (!may_open_badly(a)) {
@@ -232,10 +231,9 @@ static void on_body(struct kvr_http_call *call, void *ctx, const char *data, siz
     }
 }
 
-static void on_done(struct kvr_http_call *call, void *ctx)
+static void on_done(struct kvr_http_call *, void *ctx)
 {
     struct attempt *a = ctx;
-    (void)call;
     call_over(a);
     if (is_retryable(a)) {
         report(a, a->status == 503);
@@ -260,11 +258,10 @@ static enum outcome broken(struct attempt *a)
     return OUTCOME_BROKEN;
 }
 
-static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failure why, const char *text)
+static void on_failed(struct kvr_http_call *, void *ctx, enum kvr_http_failure why, const char *text)
 {
     struct attempt *a = ctx;
     struct data_plane *data = data_of(a->request);
-    (void)call;
     call_over(a);
     report(a, false);
     if (why == KVR_HTTP_CONNECT_FAILED || why == KVR_HTTP_RESET) health_check_now(data->workers, a->result.worker.worker_id);
