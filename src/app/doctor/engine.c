@@ -404,21 +404,18 @@ static void check_router(struct exam *e, uint32_t rank, size_t want)
     char url[320];
     uint64_t have = 0;
     if (!e->t->router[0]) return;
-    kvr_buf_str(&b, "{\"token_ids\":[");
-    for (size_t i = 0; i < e->tokens_n; i++) kvr_buf_printf(&b, "%s%u", i ? "," : "", e->tokens[i]);
-    kvr_buf_str(&b, "]");
-    b.comma = true;
+    kvr_json_printf(&b, "{'token_ids':");
+    kvr_json_u32s(&b, e->tokens, e->tokens_n);
     if (e->t->model[0]) kvr_json_put_str(&b, "model_name", e->t->model);
-    kvr_buf_str(&b, "}");
+    kvr_json_close(&b, '}');
     kvr_buf_add(&b, "", 1);
     snprintf(url, sizeof url, "%s/overlap_scores", e->t->router);
-    for (int i = 0; i < 40 && have < want && !b.failed; i++) {
-        if (i) pause_a_moment();
+    for (int turn = 0; turn < 40 && have < want && !b.failed; turn++) {
+        if (turn) pause_a_moment();
         fetch(e->d, url, b.data, "", e->d->key, &e->f);
         if (!fetched_json(e->d, &e->f, &o)) break;
-        struct kvr_json list = kvr_json_get(o, "workers");
-        for (size_t k = 0; k < kvr_json_count(list); k++) {
-            struct kvr_json w = kvr_json_at(list, k);
+        for (struct kvr_json_iter i = kvr_json_iter(kvr_json_get(o, "workers")); kvr_json_next(&i);) {
+            struct kvr_json w = i.value;
             uint64_t id, dp, n;
             if (kvr_json_as_u64(kvr_json_get(w, "worker_id"), &id) && id == e->t->worker_id &&
                 kvr_json_as_u64(kvr_json_get(w, "dp_rank"), &dp) && dp == rank && kvr_json_as_u64(kvr_json_get(w, "device_blocks"), &n))

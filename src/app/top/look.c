@@ -32,15 +32,15 @@ static void text(struct kvr_json o, const char *key, char *out, size_t cap)
 static void read_views(struct kvr_json views, struct top_worker *w, uint64_t *blocks)
 {
     static const char *const known[] = {"whole", "partial", "unknown"};
-    size_t worst = 0, n = kvr_json_count(views);
-    for (size_t i = 0; i < n; i++) {
-        struct kvr_json v = kvr_json_at(views, i), view = kvr_json_get(v, "view");
+    size_t worst = 0;
+    for (struct kvr_json_iter i = kvr_json_iter(views); kvr_json_next(&i);) {
+        struct kvr_json v = i.value, view = kvr_json_get(v, "view");
         size_t at = kvr_json_is_str(view, "whole") ? 0 : kvr_json_is_str(view, "partial") ? 1 : 2;
         *blocks += number(v, "blocks");
         if (at > worst && !w->why[0]) text(v, "reason", w->why, sizeof w->why);
         worst = at > worst ? at : worst;
     }
-    snprintf(w->view, sizeof w->view, "%s", n ? known[worst] : "-");
+    snprintf(w->view, sizeof w->view, "%s", kvr_json_count(views) ? known[worst] : "-");
 }
 
 static void read_state(struct kvr_json o, struct top_worker *w)

@@ -21,10 +21,7 @@
 
 static void put_index(struct workers *ws, struct kvr_prom_page *b)
 {
-    static const struct {
-        const char *name, *type, *help;
-        size_t at;
-    } rows[] = {
+    static const struct kvr_prom_member rows[] = {
         {"index_bytes", "gauge", "Memory of the index", offsetof(struct kvr_index_stats, bytes)},
         {"index_blocks", "gauge", "(block, holder) pairs", offsetof(struct kvr_index_stats, blocks)},
         {"index_nodes", "gauge", "Distinct blocks", offsetof(struct kvr_index_stats, nodes)},
