@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "base/log.h"
+#include "base/order.h"
 #include "wire/json.h"
 #include "wire/prom_text.h"
 
@@ -99,17 +100,11 @@ static void read_decision(struct decisions *d, struct kvr_json o)
     if (kvr_json_as_double(kvr_json_get(o, "ttft_ms"), &ttft) && ttft > 0) d->ttft_ms[d->ttft_n++] = ttft;
 }
 
-static int by_size(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static void read_decisions(struct kvr_json list, struct top_look *l)
 {
     struct decisions d = {0};
     for (struct kvr_json_iter i = kvr_json_iter(list); d.n < DECISIONS_MAX && kvr_json_next(&i); d.n++) read_decision(&d, i.value);
-    qsort(d.ttft_ms, d.ttft_n, sizeof *d.ttft_ms, by_size);
+    qsort(d.ttft_ms, d.ttft_n, sizeof *d.ttft_ms, kvr_rising_double);
     l->decisions = d.n;
     l->predicted = d.isl ? (double)d.predicted / (double)d.isl : -1;
     l->delivered = d.told_isl ? (double)d.delivered / (double)d.told_isl : -1;

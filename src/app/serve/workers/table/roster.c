@@ -13,6 +13,7 @@
 #include <kvroute/hash.h>
 
 #include "app/serve/workers/table/room.h"
+#include "base/order.h"
 
 enum { BUCKETS = 1024 };
 enum { ANY, UNKNOWN, FIRST_NAMED };
@@ -196,12 +197,6 @@ static bool add_worker_locked(struct roster *r, const struct workers *ws, struct
 
 /* ---- rows ------------------------------------------------------------------------------------------------------------ */
 
-static int by_id(const void *a, const void *b)
-{
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return x < y ? -1 : x > y;
-}
-
 /* Servers that are asked for by partition; partitions are numbered in the order of their list. */
 typedef bool part_fn(const struct roster_server *w, enum kvr_kv_protocol p);
 
@@ -281,7 +276,7 @@ static bool choose_by_role_locked(const struct workers *ws, struct roster_row *r
 
 static bool finish_locked(const struct workers *ws, struct roster_row *row, const size_t all[PARTITIONS_MAX])
 {
-    if (row->knowers_n) qsort(row->knowers, row->knowers_n, sizeof *row->knowers, by_id);
+    if (row->knowers_n) qsort(row->knowers, row->knowers_n, sizeof *row->knowers, kvr_rising_u64);
     bool ok = choose_locked(ws, row, answers, 0, all, &row->main);
     if (ok && has_roles(row)) ok = choose_by_role_locked(ws, row, all);
     else row->whole = row->main;
@@ -393,7 +388,7 @@ void roster_each_model(struct workers *ws, void (*fn)(void *ctx, const struct ro
 
 bool roster_knows(const struct roster_row *row, uint64_t id)
 {
-    return row->knowers_n && bsearch(&id, row->knowers, row->knowers_n, sizeof id, by_id);
+    return row->knowers_n && bsearch(&id, row->knowers, row->knowers_n, sizeof id, kvr_rising_u64);
 }
 
 size_t roster_workers_n(const struct roster_row *row)
