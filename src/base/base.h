@@ -137,6 +137,12 @@ static inline size_t kvr_put_hex(char *out, uint64_t v, size_t least)
     return n;
 }
 
+/* What a hexadecimal digit of either case is worth; -1: it is none. */
+static inline int kvr_hex_digit(char c)
+{
+    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+}
+
 static inline uint64_t kvr_now_ns(const struct kvr_clock *c)
 {
     return c->now_ns(c->ctx);

@@ -63,17 +63,14 @@ static int on_element(struct kvr_dump_stream *s)
 
 /* ---- cutting ----------------------------------------------------------------------------------------------------- */
 
-static int hex(char c)
-{
-    return c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10 : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
 /* %3A and %25 in a model's name; other percent signs are as they are, since older writers do not escape. */
 static void unescape(char *s)
 {
     char *out = s;
     for (; *s; s++) {
-        int code = *s == '%' && s[1] && s[2] && hex(s[1]) >= 0 && hex(s[2]) >= 0 ? hex(s[1]) * 16 + hex(s[2]) : 0;
+        int code = *s == '%' && s[1] && s[2] && kvr_hex_digit(s[1]) >= 0 && kvr_hex_digit(s[2]) >= 0
+                       ? kvr_hex_digit(s[1]) * 16 + kvr_hex_digit(s[2])
+                       : 0;
         *out++ = code == ':' || code == '%' ? (char)code : *s;
         if (code == ':' || code == '%') s += 2;
     }

@@ -255,26 +255,6 @@ static void set_busy(struct admin *admin, struct kvr_http_conn *c, struct kvr_js
     else admin_error(c, 404, "unknown model");
 }
 
-static void post_query(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
-{
-    admin_query(admin, c, o, false);
-}
-
-static void post_query_by_hash(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
-{
-    admin_query(admin, c, o, true);
-}
-
-static void post_select(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
-{
-    selection_select(admin, c, o, false);
-}
-
-static void post_select_and_reserve(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
-{
-    selection_select(admin, c, o, true);
-}
-
 /* ---- replicas ---------------------------------------------------------------------------------------- */
 
 static void put_peer(void *ctx, const char *endpoint, bool)
@@ -425,11 +405,11 @@ static const struct route {
     {"/busy_threshold", .get = get_busy, .post = set_busy, .known = busy_members},
     {"/potential_loads", .post = admin_potential_loads, .needs_index = true},
     {"/overlap_scores", .post = admin_overlap_scores, .needs_index = true},
-    {"/query", .post = post_query, .needs_index = true},
-    {"/query_by_hash", .post = post_query_by_hash, .needs_index = true},
-    {"/select", .post = post_select, .needs_index = true, .needs_worker = true},
+    {"/query", .post = admin_query, .needs_index = true},
+    {"/query_by_hash", .post = admin_query_by_hash, .needs_index = true},
+    {"/select", .post = selection_select, .needs_index = true, .needs_worker = true},
     {"/select_pair", .post = selection_pair, .needs_index = true, .needs_worker = true},
-    {"/select_and_reserve", .post = post_select_and_reserve, .needs_index = true, .needs_worker = true},
+    {"/select_and_reserve", .post = selection_select_and_reserve, .needs_index = true, .needs_worker = true},
     {"/reservations", .post = selection_reserve},
     {"/request", .post = selection_request},
     {"/register", .post = tracker_register},
@@ -514,7 +494,7 @@ static void post_object(struct admin *admin, struct kvr_http_conn *c, struct kvr
 /* Is its prompt text? A question by hashes has none. */
 static bool takes_text(const struct route *r, struct kvr_json o)
 {
-    return r->post != post_query_by_hash && needs_index(r, o) && kvr_prompt_is_text(o);
+    return r->post != admin_query_by_hash && needs_index(r, o) && kvr_prompt_is_text(o);
 }
 
 static void post_text(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o, struct kvr_json_parser **holds,

@@ -197,7 +197,8 @@ struct kvr_router_ctx *admin_ctx(struct admin *admin, struct partition *partitio
 const char *get_hashes(struct kvr_json o, const char *key, uint64_t **out, size_t *n);
 
 void admin_overlap_scores(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o);
-void admin_query(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o, bool by_hash);
+void admin_query(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o);
+void admin_query_by_hash(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o);
 void admin_potential_loads(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o);
 /* The same as the request protocol has it: with what waits. */
 void admin_potential_loads_protocol(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o);
@@ -245,7 +246,8 @@ bool selection_asks(struct admin *admin, const struct partition *p);
 bool selection_hold(struct admin *admin, struct kvr_http_conn *c);
 /* Answers what was held: when the workers have come, or with 503 when it has waited too long. Call it when one has come. */
 void selection_release(struct admin *admin);
-void selection_select(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o, bool reserve);
+void selection_select(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o);
+void selection_select_and_reserve(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o);
 void selection_pair(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o);
 void selection_reserve(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o);
 /* /reservations/{id}[/verb] */

@@ -538,9 +538,14 @@ static void begin_selection(struct admin *admin, struct kvr_http_conn *c, struct
     free(w);
 }
 
-void selection_select(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o, bool reserve)
+void selection_select(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
 {
-    begin_selection(admin, c, o, reserve ? SELECTS_RESERVED : SELECTS_ONE);
+    begin_selection(admin, c, o, SELECTS_ONE);
+}
+
+void selection_select_and_reserve(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
+{
+    begin_selection(admin, c, o, SELECTS_RESERVED);
 }
 
 void selection_pair(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)

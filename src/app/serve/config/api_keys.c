@@ -200,20 +200,13 @@ static int read_secret(const struct kvr_yaml *y, const yaml_node_t *v, const cha
     return kvr_digest(s, n, a->key->digest) ? 0 : kvr_yaml_refuse(y, v, key, "out of memory");
 }
 
-static int hex_digit(char c)
-{
-    if (c >= '0' && c <= '9') return c - '0';
-    c = (char)(c | 0x20);
-    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
 static int read_digest(const struct kvr_yaml *y, const yaml_node_t *v, const char *key, struct reading_key *a)
 {
     const char *s = kvr_yaml_text(v);
     bool ok = s && strlen(s) == 2 * KVR_DIGEST;
     if (a->has_secret) return kvr_yaml_refuse(y, v, key, "either key or key_sha256, not both");
     for (size_t i = 0; ok && i < KVR_DIGEST; i++) {
-        int hi = hex_digit(s[2 * i]), lo = hex_digit(s[2 * i + 1]);
+        int hi = kvr_hex_digit(s[2 * i]), lo = kvr_hex_digit(s[2 * i + 1]);
         ok = hi >= 0 && lo >= 0;
         if (ok) a->key->digest[i] = (unsigned char)(hi * 16 + lo);
     }
