@@ -122,6 +122,12 @@ static inline bool kvr_parse_u64(const char *s, size_t len, uint64_t max, uint64
     return true;
 }
 
+/* Whether the len bytes at s are the text. */
+static inline bool kvr_span_is(const void *s, size_t len, const char *text)
+{
+    return len == strlen(text) && memcmp(s, text, len) == 0;
+}
+
 /* v in hexadecimal, with at least so many digits and nothing behind them. Returns: their number, 16 at most. */
 static inline size_t kvr_put_hex(char *out, uint64_t v, size_t least)
 {
@@ -131,15 +137,26 @@ static inline size_t kvr_put_hex(char *out, uint64_t v, size_t least)
     return n;
 }
 
+/* What a hexadecimal digit of either case is worth; -1: it is none. */
+static inline int kvr_hex_digit(char c)
+{
+    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+}
+
 static inline uint64_t kvr_now_ns(const struct kvr_clock *c)
 {
     return c->now_ns(c->ctx);
 }
 
+static inline uint64_t kvr_monotonic_ns(void)
+{
+    return kvr_now_ns(kvr_clock_monotonic());
+}
+
 /* Of the monotonic clock. */
 static inline uint64_t kvr_now_ms(void)
 {
-    return kvr_now_ns(kvr_clock_monotonic()) / 1000000;
+    return kvr_monotonic_ns() / 1000000;
 }
 
 static inline uint64_t kvr_load_be64(const unsigned char *p)

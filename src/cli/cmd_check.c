@@ -97,7 +97,7 @@ static int find_kind(struct serve_checker *c, const char *path, enum kind *out)
 {
     struct guess g = {CONFIG | MODELS | KEYS | POLICY, false};
     char err[1024];
-    if (kvr_yaml_read(path, guess, &g, err, sizeof err)) {
+    if (kvr_yaml_read(&(struct kvr_yaml_source){.name = path}, guess, &g, err, sizeof err)) {
         serve_checker_tell(c, NULL, err);
         return 1;
     }
@@ -179,10 +179,10 @@ static int check_one(struct serve_checker *c, const char *path, enum kind kind, 
 }
 
 static const struct option_row rows[] = {
-    {"kind", OPT_ENUM, offsetof(struct check_cli, kind), "auto", 0, 0, "auto|" KINDS,
-     "what the files are, when their keys do not tell: config (--config of serve), models (--models-file), keys (--api-key-file) or policy "
-     "(--router-policy-config)",
-     NULL, NULL},
+    ROW("kind", OPT_ENUM, offsetof(struct check_cli, kind), "auto", 0, 0, "auto|" KINDS,
+        "what the files are, when their keys do not tell: config (--config of serve), models (--models-file), keys (--api-key-file) or "
+        "policy "
+        "(--router-policy-config)"),
     LOG_ROWS(offsetof(struct check_cli, log)),
 };
 

@@ -25,10 +25,10 @@ static const struct option_row rows[] = {
     STR("api-key-file", key_file, NULL, "FILE", "the same from a file, its first key"),
     STR("tls-ca", tls_ca, NULL, "FILE", "certificates (PEM) that sign those of https targets; default: the system's"),
     STR("engine-api-key", engine_key, NULL, "KEY", "bearer token for engines that a router lists"),
-    {"tokenizer-dir", OPT_LIST, offsetof(struct doctor_cli, tokenizer_dirs), NULL, 0, 0, "[MODEL=]DIR",
-     "the folder of a model, or of all: are its token ids the engines'? Repeatable; without it the `root` that an engine tells, where that "
-     "is on this machine and the library is there",
-     NULL, NULL},
+    ROW("tokenizer-dir", OPT_LIST, offsetof(struct doctor_cli, tokenizer_dirs), NULL, 0, 0, "[MODEL=]DIR",
+        "the folder of a model, or of all: are its token ids the engines'? Repeatable; without it the `root` that an engine tells, where "
+        "that "
+        "is on this machine and the library is there"),
     STR("tokenizer-lib", tokenizer_lib, NULL, "FILE",
         "libkvr_tokenizer.so; default: beside the program, in ../lib/kvroute, where it was installed"),
     STR("tokenizer-profile", tokenizer_profile, NULL, "JSON",

@@ -17,7 +17,7 @@ struct events_cli {
 #include "cli/option_rows.h"
 
 static const struct option_row rows[] = {
-    {"check", OPT_BOOL, offsetof(struct events_cli, check), "false", 0, 0, NULL, "rebuild an index from them and validate it", NULL, NULL},
+    ROW("check", OPT_BOOL, offsetof(struct events_cli, check), "false", 0, 0, NULL, "rebuild an index from them and validate it"),
     STR("url", to, NULL, "URL", "send them to this indexer, which was started with --accept-events"),
     ALIAS("to", "url"),
     STR("model", model, "default", "NAME", "partition there"),

@@ -20,16 +20,16 @@ static int assign(struct options_parse *p, const struct option_row *r, const cha
     return options_tell(p, "%s%s: %s", prefix, r->name, why);
 }
 
-static const struct option_row *row_of_type(const struct options_parse *p, const char *name, enum option_type type)
+static const struct option_row *enum_row(const struct options_parse *p, const char *name)
 {
     const struct option_row *r = options_row(p->t, name);
-    return r && r->type == type ? r : NULL;
+    return r && r->type == OPT_ENUM ? r : NULL;
 }
 
 /* What was said of the log so far holds from here on, for lines about further options too. */
 static void apply_log(const struct options_parse *p)
 {
-    const struct option_row *format = row_of_type(p, "log-format", OPT_ENUM), *level = row_of_type(p, "log-level", OPT_ENUM);
+    const struct option_row *format = enum_row(p, "log-format"), *level = enum_row(p, "log-level");
     if (format && p->set[format - p->t->rows])
         kvr_log_set_format(*(const enum kvr_log_format *)(const void *)(p->options + format->offset));
     if (level && p->set[level - p->t->rows]) kvr_log_set_level(*(const enum kvr_log_level *)(const void *)(p->options + level->offset));

@@ -53,18 +53,17 @@ struct option_row {
     const char *env;      /* an environment name of other software that is read too; KVROUTE_NAME beats it. NULL: none */
 };
 
-#define GROUP(name, title)                                                                                                                 \
+/* Behind the help may stand `env`. */
+#define ROW(name, type, at, initial, min, max, values, help, ...)                                                                          \
     {                                                                                                                                      \
-        name, OPT_GROUP, 0, NULL, 0, 0, NULL, title, NULL, NULL                                                                            \
+        name, type, at, initial, min, max, values, help, .alias_of = NULL, ##__VA_ARGS__                                                   \
     }
+#define GROUP(name, title) ROW(name, OPT_GROUP, 0, NULL, 0, 0, NULL, title)
+#define MORE               ROW("", OPT_MORE, 0, NULL, 0, 0, NULL, NULL)
 /* Another spelling of the row `of`: the old name of what was renamed, or that of other software. */
-#define ALIAS(name, of)                                                                                                                    \
+#define ALIAS(old, of)                                                                                                                     \
     {                                                                                                                                      \
-        name, OPT_STRING, 0, NULL, 0, 0, NULL, NULL, of, NULL                                                                              \
-    }
-#define MORE                                                                                                                               \
-    {                                                                                                                                      \
-        "", OPT_MORE, 0, NULL, 0, 0, NULL, NULL, NULL, NULL                                                                                \
+        .name = old, .type = OPT_STRING, .alias_of = of                                                                                    \
     }
 
 struct option_table {

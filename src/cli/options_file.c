@@ -185,7 +185,7 @@ int options_read_text(struct options_parse *p, const char *name, const char *tex
     struct kvr_yaml_findings all = {.fn = on_finding, .arg = p};
     char err[1024];
     p->file = name;
-    int rc = kvr_yaml_parse_all(name, text, len, read_root, p, &all, err, sizeof err);
+    int rc = kvr_yaml_read(&(struct kvr_yaml_source){name, text, len, &all}, read_root, p, err, sizeof err);
     if (all.n >= KVR_YAML_FINDINGS_MAX) (void)options_tell(p, "%s: there may be more that is wrong", name);
     p->line = 0;
     return rc ? 2 : 0;

@@ -11,6 +11,8 @@
  */
 #include "index/internal.h"
 
+#include "base/order.h"
+
 struct record { /* one event of the copy; blocks are copy.blocks[first..first + n) */
     size_t first, n;
     uint64_t parent_hash;
@@ -45,12 +47,6 @@ static uint32_t depth_of(const struct lane *ln, uint32_t run)
     return d;
 }
 
-static int by_depth(const void *a, const void *b)
-{
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return x < y ? -1 : x > y;
-}
-
 /* The rank's runs, parents before children. */
 static int order_runs(const struct lane *ln, const struct rank *rk, struct copy *c)
 {
@@ -64,7 +60,7 @@ static int order_runs(const struct lane *ln, const struct rank *rk, struct copy 
     }
     uint64_t *key = (uint64_t *)(void *)c->order; /* depth << 32 | run, then runs alone */
     for (size_t i = 0; i < rk->held_n; i++) key[i] = (uint64_t)depth_of(ln, rk->held[i].run) << 32 | rk->held[i].run;
-    if (rk->held_n) qsort(key, rk->held_n, sizeof *key, by_depth);
+    if (rk->held_n) qsort(key, rk->held_n, sizeof *key, kvr_rising_u64);
     for (size_t i = 0; i < rk->held_n; i++) c->order[i] = (uint32_t)key[i];
     c->order_n = rk->held_n;
     return 0;

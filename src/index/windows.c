@@ -134,9 +134,7 @@ void kvr__windows_clear(struct kvr_index *ix, struct kvr_worker w, bool groups_t
     struct windowed *x = find(ix, w);
     if (x) forget_names(x);
     if (x && groups_too) {
-        struct windowed **at = &ix->windowed;
-        while (*at != x) at = &(*at)->next;
-        *at = x->next;
+        KVR_UNLINK(ix->windowed, x);
         free(x);
         atomic_fetch_sub_explicit(&ix->windowed_n, 1, REL);
     }

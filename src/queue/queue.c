@@ -160,17 +160,13 @@ void kvr_queue_destroy(struct kvr_queue *q)
 
 /* ---- classes ----------------------------------------------------------------------------------------- */
 
-static bool is(const char *name, const char *s, size_t n)
-{
-    return strlen(name) == n && memcmp(name, s, n) == 0;
-}
-
 static long class_in_family(const struct kvr_queue *q, const char *family, size_t n, uint64_t uncached)
 {
     size_t bucket = 0;
     while (bucket + 1 < q->policy.buckets_n && q->policy.buckets[bucket + 1].min_tokens <= uncached) bucket++;
     for (size_t i = 0; i < q->classes_n; i++)
-        if (is(q->classes[i].cfg.family, family, n) && !strcmp(q->classes[i].cfg.bucket, q->policy.buckets[bucket].name)) return (long)i;
+        if (kvr_span_is(family, n, q->classes[i].cfg.family) && !strcmp(q->classes[i].cfg.bucket, q->policy.buckets[bucket].name))
+            return (long)i;
     return -1;
 }
 
@@ -178,7 +174,7 @@ static long class_named(const struct kvr_queue *q, const char *name, size_t n, u
 {
     if (n == 0) return -1;
     for (size_t i = 0; i < q->classes_n; i++)
-        if (!q->classes[i].cfg.family[0] && is(q->classes[i].cfg.name, name, n)) return (long)i;
+        if (!q->classes[i].cfg.family[0] && kvr_span_is(name, n, q->classes[i].cfg.name)) return (long)i;
     return class_in_family(q, name, n, uncached);
 }
 

@@ -48,7 +48,7 @@ const char *kvr_disagg_policy_name(enum kvr_disagg_policy policy)
 int kvr_disagg_policy_of(const char *name, size_t len, enum kvr_disagg_policy *out)
 {
     for (unsigned i = 0; i < KVR_DISAGG_POLICIES; i++)
-        if (strlen(names[i]) == len && memcmp(names[i], name, len) == 0) {
+        if (kvr_span_is(name, len, names[i])) {
             *out = (enum kvr_disagg_policy)i;
             return 0;
         }

@@ -100,7 +100,7 @@ const struct sim_policy *sim_policy_at(size_t i)
 static const struct sim_policy *find_in(const struct sim_policy *list, size_t n, const char *name, size_t len)
 {
     for (size_t i = 0; i < n; i++)
-        if (strlen(list[i].name) == len && !memcmp(list[i].name, name, len)) return &list[i];
+        if (kvr_span_is(name, len, list[i].name)) return &list[i];
     return NULL;
 }
 

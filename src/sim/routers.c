@@ -207,10 +207,9 @@ static void poll_now_and_then(struct sim_routers *r)
     for (uint32_t i = 0; i < r->cfg.routers; i++) kvr_router_poll(r->list[i].router);
 }
 
-static void on_turn(struct kvr_ticket *t, int rc, const struct kvr_router_result *result, const struct kvr_router_ctx *ctx)
+static void on_turn(struct kvr_ticket *t, int rc, const struct kvr_router_result *result, const struct kvr_router_ctx *)
 {
     struct sim_wait *w = t->user;
-    (void)ctx;
     w->rc = rc;
     if (rc == 0) w->result = *result;
     w->granted(w->ctx, w);

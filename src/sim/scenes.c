@@ -331,7 +331,7 @@ const size_t sim_crowd_scenes_n = KVR_ARRAY_LEN(sim_crowd_scenes);
 static const struct sim_scene *find_in(const struct sim_scene *list, size_t n, const char *name, size_t len)
 {
     for (size_t i = 0; i < n; i++)
-        if (strlen(list[i].name) == len && !memcmp(list[i].name, name, len)) return &list[i];
+        if (kvr_span_is(name, len, list[i].name)) return &list[i];
     return NULL;
 }
 

@@ -6,6 +6,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/order.h"
 #include "sim/state.h"
 
 static void note(struct sim *s, struct series *to, double v)
@@ -369,16 +370,10 @@ static void leave(struct sim *s, struct sim_worker *w)
 
 /* ---- results ----------------------------------------------------------------------------------------- */
 
-static int ascending(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
 static void report_series(struct series *from, double *mean, double *p50, double *p99)
 {
     if (from->n == 0) return;
-    qsort(from->v, from->n, sizeof *from->v, ascending);
+    qsort(from->v, from->n, sizeof *from->v, kvr_rising_double);
     for (size_t i = 0; i < from->n; i++) *mean += from->v[i] / (double)from->n;
     *p50 = from->v[from->n / 2];
     *p99 = from->v[from->n * 99 / 100];

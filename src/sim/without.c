@@ -63,13 +63,12 @@ static double left_out(enum sim_part part, const struct kvr_delay *d)
     }
 }
 
-size_t without_select(void *ctx, const struct kvr_candidate *candidates, const struct kvr_cost *costs, size_t n)
+size_t without_select(void *ctx, const struct kvr_candidate *candidates, const struct kvr_cost *, size_t n)
 {
     struct without *w = ctx;
     uint64_t rng = 1;
     KVR_ASSERT(n > 0 && n <= w->cap);
     memcpy(w->candidates, candidates, n * sizeof *candidates);
-    (void)costs;
     for (size_t i = 0; i < n; i++) forget(w->part, &w->candidates[i]);
     kvr_cost_of(&w->cost, w->block_size, w->isl, w->candidates, n, w->costs);
     for (size_t i = 0; i < n; i++) {

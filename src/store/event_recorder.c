@@ -33,7 +33,7 @@ struct kvr_recorder {
 void kvr_recorder_event(struct kvr_recorder *r, const struct kvr_event *ev)
 {
     if (!r) return;
-    uint64_t ms = (kvr_now_ns(kvr_clock_monotonic()) - r->began_ns) / 1000000;
+    uint64_t ms = (kvr_monotonic_ns() - r->began_ns) / 1000000;
     kvr_lock(&r->lock);
     struct kvr_recorder_stats *s = &r->stats;
     bool late = r->config.seconds_max > 0 && (double)ms > r->config.seconds_max * 1000;
@@ -116,7 +116,7 @@ int kvr_recorder_create(const struct kvr_recorder_config *config, struct kvr_rec
     r->config = *config;
     r->path = strdup(config->path);
     r->file = kvr_owners_file(config->path);
-    r->began_ns = kvr_now_ns(kvr_clock_monotonic());
+    r->began_ns = kvr_monotonic_ns();
     r->stats.files = 1;
     kvr_lock_init(&r->lock, KVR_LOCK_RECORDER);
     kvr_cond_init(&r->cond);

@@ -59,11 +59,6 @@ struct kvr_line_log {
     uint64_t retry_ms, look_ms, warned_ms, stop_ms; /* 0: never, or now */
 };
 
-static uint64_t clock_ms(void)
-{
-    return kvr_now_ns(kvr_clock_monotonic()) / 1000000;
-}
-
 /* ---- lanes ------------------------------------------------------------------------------------------- */
 
 static void nudge(struct kvr_line_log *l)
@@ -123,7 +118,7 @@ static int open_file(struct kvr_line_log *l)
 static void note_error(struct kvr_line_log *l, const char *doing)
 {
     int code = errno;
-    uint64_t now = clock_ms();
+    uint64_t now = kvr_now_ms();
     atomic_fetch_add_explicit(&l->write_errors, 1, memory_order_relaxed);
     l->retry_ms = now + RETRY_MS;
     if (l->warned_ms && now - l->warned_ms < WARN_MS) return;
@@ -182,7 +177,7 @@ static int write_some(struct kvr_line_log *l)
 /* Returns: false: something is left. */
 static bool write_batch(struct kvr_line_log *l)
 {
-    if (l->done < l->batch_n && l->retry_ms && clock_ms() < l->retry_ms) return false;
+    if (l->done < l->batch_n && l->retry_ms && kvr_now_ms() < l->retry_ms) return false;
     if (l->fd < 0 && l->done < l->batch_n) open_anew(l);
     while (l->done < l->batch_n) {
         int rc = l->fd < 0 ? 0 : write_some(l);
@@ -244,7 +239,7 @@ static void rest(struct kvr_line_log *l, bool wrote)
 
 static void look_at_name(struct kvr_line_log *l)
 {
-    uint64_t now = clock_ms();
+    uint64_t now = kvr_now_ms();
     bool told = atomic_exchange(&l->reopen, false);
     bool due = l->fd >= 0 && now >= l->look_ms;
     if (due) l->look_ms = now + LOOK_MS;
@@ -273,8 +268,8 @@ static void count_left(struct kvr_line_log *l)
 static bool is_over(struct kvr_line_log *l)
 {
     if (!atomic_load(&l->stop)) return false;
-    if (!l->stop_ms) l->stop_ms = clock_ms() + ENDING_MS;
-    return (l->done == l->batch_n && !any_waits(l)) || clock_ms() >= l->stop_ms;
+    if (!l->stop_ms) l->stop_ms = kvr_now_ms() + ENDING_MS;
+    return (l->done == l->batch_n && !any_waits(l)) || kvr_now_ms() >= l->stop_ms;
 }
 
 static void *writer_main(void *arg)

@@ -98,11 +98,6 @@ struct kvr_view_store {
     char last_error[512];
 };
 
-static uint64_t now_ms(void)
-{
-    return kvr_now_ns(kvr_clock_monotonic()) / 1000000;
-}
-
 /* Said when it is new; the same trouble is not repeated every interval. */
 static void complain(struct kvr_view_store *st, const char *text)
 {
@@ -333,7 +328,7 @@ static void write_due_locked(struct kvr_view_store *st, bool last)
 {
     st->round++;
     for (struct kept *k = st->list; k;) {
-        bool due = k->round != st->round && !k->keeper_has && is_due(k, now_ms(), last);
+        bool due = k->round != st->round && !k->keeper_has && is_due(k, kvr_now_ms(), last);
         k->round = st->round;
         if (!due) {
             k = k->next;
@@ -344,7 +339,7 @@ static void write_due_locked(struct kvr_view_store *st, bool last)
         bool known = take_snapshot(k);
         kvr_lock(&st->lock);
         k->keeper_has = false;
-        k->written_ms = now_ms(); /* or tried in vain */
+        k->written_ms = kvr_now_ms(); /* or tried in vain */
         k->not_before_ms = k->written_ms + (known ? RETRY_MS : SOON_MS);
         pthread_cond_broadcast(&st->done);
         k = st->list; /* it may have changed */

@@ -28,7 +28,7 @@ static bool is_of(const char *text, const char *model)
 {
     size_t n = (size_t)(kvr_given_dir_path(text) - text); /* with the equals sign */
     if (!model) return n == 0;
-    return n && strlen(model) == n - 1 && !memcmp(text, model, n - 1);
+    return n && kvr_span_is(text, n - 1, model);
 }
 
 const char *kvr_given_dir(char *const *dirs, size_t n, const char *model)
@@ -49,8 +49,7 @@ bool kvr_dir_has_tokenizer(const char *dir)
 static int check_folder(const char *dir, char *why, size_t cap)
 {
     if (kvr_dir_has_tokenizer(dir)) return 0;
-    snprintf(why, cap, "--tokenizer-dir: '%.200s' has no tokenizer.json; allowed: a model's folder with one", dir);
-    return -1;
+    return kvr_refuse(why, cap, "--tokenizer-dir: '%.200s' has no tokenizer.json; allowed: a model's folder with one", dir);
 }
 
 int kvr_given_dirs_check(char *const *dirs, size_t n, size_t name_max, char *why, size_t cap)

@@ -265,9 +265,7 @@ bool kvr_token_pool_leave(struct kvr_token_pool *p, struct kvr_token_waiter *w)
     kvr_lock(&p->lock);
     struct kvr_token_job *j = w->job;
     if (j) {
-        struct kvr_token_waiter **at = &j->waiters;
-        while (*at != w) at = &(*at)->next;
-        *at = w->next;
+        KVR_UNLINK(j->waiters, w);
         w->job = NULL;
         w->next = NULL;
         if (!j->waiters && !j->runs && pull_locked(p, &j->work)) unwanted = j;

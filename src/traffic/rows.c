@@ -17,6 +17,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/order.h"
 #include "traffic/internal.h"
 
 enum { LINE_MAX_BYTES = 4 << 20, GROUP_MAX = 1 << 16, STEP_MS = 3000, LONGEST = 126000, SHORTEST = 891 };
@@ -186,12 +187,6 @@ static int add_to_group(struct traffic_rows *r)
     return take_row(r);
 }
 
-static int ascending(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
 /* Rows that go back in time belong to the moment that was. */
 static int fill_group(struct traffic_rows *r)
 {
@@ -205,7 +200,7 @@ static int fill_group(struct traffic_rows *r)
         double part = r->group_n > 1 ? kvr_rng_unit(&r->spread) : 0;
         r->at_s[i] = ((double)(at - r->first_ms) + part * (double)r->gap_ms) / 1000;
     }
-    qsort(r->at_s, r->group_n, sizeof *r->at_s, ascending);
+    qsort(r->at_s, r->group_n, sizeof *r->at_s, kvr_rising_double);
     return 0;
 }
 

@@ -46,7 +46,7 @@ static bool has_key(struct kvr_json_span object, const char *name)
 {
     struct kvr_json_text_pair m;
     for (const char *p = object.at; p && kvr_json_text_next(&p, object.end, &m);)
-        if (m.key_len == strlen(name) && memcmp(m.key, name, m.key_len) == 0) return true;
+        if (kvr_span_is(m.key, m.key_len, name)) return true;
     return false;
 }
 

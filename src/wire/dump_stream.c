@@ -37,15 +37,13 @@ static int read_view(struct kvr_dump_stream *s, struct kvr_json o)
 {
     struct kvr_dump_view v = {0};
     uint64_t rank;
-    const char *view;
-    size_t len;
     bool ok = kvr_json_as_u64(kvr_json_get(o, "worker_id"), &v.worker.worker_id) && kvr_json_as_u64(kvr_json_get(o, "dp_rank"), &rank) &&
               rank <= UINT32_MAX && kvr_json_as_bool(kvr_json_get(o, "trusted"), &v.trusted) &&
               kvr_json_as_u64(kvr_json_get(o, "next_sequence"), &v.next_sequence) &&
               kvr_json_as_u64(kvr_json_get(o, "last_hash"), &v.last_hash) && kvr_json_as_double(kvr_json_get(o, "last_ts"), &v.last_ts);
     if (!ok) return bad(s, "a view is not as it should be");
     v.worker.dp_rank = (uint32_t)rank;
-    v.partial = kvr_json_as_str(kvr_json_get(o, "view"), &view, &len) && len == 7 && !memcmp(view, "partial", 7);
+    v.partial = kvr_json_is_str(kvr_json_get(o, "view"), "partial");
     return s->handler.on_view(s->handler.ctx, &v);
 }
 
@@ -65,17 +63,14 @@ static int on_element(struct kvr_dump_stream *s)
 
 /* ---- cutting ----------------------------------------------------------------------------------------------------- */
 
-static int hex(char c)
-{
-    return c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10 : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
 /* %3A and %25 in a model's name; other percent signs are as they are, since older writers do not escape. */
 static void unescape(char *s)
 {
     char *out = s;
     for (; *s; s++) {
-        int code = *s == '%' && s[1] && s[2] && hex(s[1]) >= 0 && hex(s[2]) >= 0 ? hex(s[1]) * 16 + hex(s[2]) : 0;
+        int code = *s == '%' && s[1] && s[2] && kvr_hex_digit(s[1]) >= 0 && kvr_hex_digit(s[2]) >= 0
+                       ? kvr_hex_digit(s[1]) * 16 + kvr_hex_digit(s[2])
+                       : 0;
         *out++ = code == ':' || code == '%' ? (char)code : *s;
         if (code == ':' || code == '%') s += 2;
     }

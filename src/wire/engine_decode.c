@@ -227,19 +227,11 @@ static int read_tokens(struct kvr_engine_batch *b, struct reader *r, struct kvr_
 
 /* ---- multimodal objects and salt in extra_keys ------------------------------------------------------- */
 
-static int hex_digit(char c)
-{
-    if (c >= '0' && c <= '9') return c - '0';
-    if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-    if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-    return -1;
-}
-
 static bool is_hex64(const char *s, size_t len)
 {
     if (len != 64) return false;
     for (size_t i = 0; i < len; i++)
-        if (hex_digit(s[i]) < 0) return false;
+        if (kvr_hex_digit(s[i]) < 0) return false;
     return true;
 }
 
@@ -247,7 +239,7 @@ uint64_t kvr_engine_mm_hash(const char *id, size_t len)
 {
     if (!is_hex64(id, len)) return kvr_hash_bytes(id, len, 0);
     uint64_t v = 0;
-    for (int i = 0; i < 16; i++) v = v << 4 | (uint64_t)hex_digit(id[i]);
+    for (int i = 0; i < 16; i++) v = v << 4 | (uint64_t)kvr_hex_digit(id[i]);
     return v;
 }
 
@@ -424,7 +416,7 @@ static enum kvr_engine_kind kind_of(const char *s, size_t len)
 {
     static const char *const names[] = {"BlockStored", "BlockRemoved", "AllBlocksCleared", "Ignored"};
     for (int i = 0; i < 4; i++)
-        if (strlen(names[i]) == len && memcmp(names[i], s, len) == 0) return (enum kvr_engine_kind)i;
+        if (kvr_span_is(s, len, names[i])) return (enum kvr_engine_kind)i;
     return KVR_ENGINE_UNKNOWN;
 }
 

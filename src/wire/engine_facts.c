@@ -258,7 +258,7 @@ static enum kvr_told_mode mode_of(struct kvr_json v)
     size_t len;
     if (!kvr_json_as_str(v, &s, &len)) return KVR_MODE_UNTOLD;
     for (size_t i = KVR_MODE_OFF; i < KVR_ARRAY_LEN(names); i++)
-        if (strlen(names[i]) == len && memcmp(names[i], s, len) == 0) return (enum kvr_told_mode)i;
+        if (kvr_span_is(s, len, names[i])) return (enum kvr_told_mode)i;
     return KVR_MODE_UNTOLD;
 }
 

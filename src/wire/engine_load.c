@@ -174,11 +174,6 @@ void kvr_active_load_write(struct kvr_buf *out, struct kvr_worker worker, const 
     out->len += (size_t)(p - start);
 }
 
-static bool key_is(const char *s, uint32_t len, const char *key)
-{
-    return len == strlen(key) && memcmp(s, key, len) == 0;
-}
-
 /* A number up to max, or nil, which leaves *has alone. */
 static bool take_maybe(const char **p, uint64_t max, bool *has, uint64_t *out)
 {
@@ -214,13 +209,13 @@ int kvr_active_load_read(const char *data, size_t len, struct kvr_worker *worker
         uint32_t key_len;
         if (mp_typeof(*data) != MP_STR) return -KVR_EFORMAT;
         const char *key = mp_decode_str(&data, &key_len);
-        if (key_is(key, key_len, "worker_id")) ok = take_maybe(&data, UINT64_MAX, &has_id, &id);
-        else if (key_is(key, key_len, "dp_rank")) ok = take_maybe(&data, UINT32_MAX, &ignored, &rank);
-        else if (key_is(key, key_len, "kv_used_blocks")) ok = take_maybe(&data, UINT64_MAX >> 1, &l.has_used, &l.used_blocks);
-        else if (key_is(key, key_len, "kv_total_blocks")) ok = take_maybe(&data, UINT64_MAX >> 1, &ignored, &l.total_blocks);
-        else if (key_is(key, key_len, "num_requests_running")) ok = take_maybe(&data, UINT64_MAX >> 1, &l.has_running, &l.running);
-        else if (key_is(key, key_len, "num_requests_waiting")) ok = take_maybe(&data, UINT64_MAX >> 1, &l.has_waiting, &l.waiting);
-        else if (key_is(key, key_len, "kv_usage")) ok = take_usage(&data, &l);
+        if (kvr_span_is(key, key_len, "worker_id")) ok = take_maybe(&data, UINT64_MAX, &has_id, &id);
+        else if (kvr_span_is(key, key_len, "dp_rank")) ok = take_maybe(&data, UINT32_MAX, &ignored, &rank);
+        else if (kvr_span_is(key, key_len, "kv_used_blocks")) ok = take_maybe(&data, UINT64_MAX >> 1, &l.has_used, &l.used_blocks);
+        else if (kvr_span_is(key, key_len, "kv_total_blocks")) ok = take_maybe(&data, UINT64_MAX >> 1, &ignored, &l.total_blocks);
+        else if (kvr_span_is(key, key_len, "num_requests_running")) ok = take_maybe(&data, UINT64_MAX >> 1, &l.has_running, &l.running);
+        else if (kvr_span_is(key, key_len, "num_requests_waiting")) ok = take_maybe(&data, UINT64_MAX >> 1, &l.has_waiting, &l.waiting);
+        else if (kvr_span_is(key, key_len, "kv_usage")) ok = take_usage(&data, &l);
         else mp_next(&data);
     }
     if (!ok || !has_id) return -KVR_EFORMAT;

@@ -15,7 +15,7 @@ static const char *const names[] = {
 static enum kvr_finish named(const char *s, size_t len)
 {
     for (size_t i = KVR_FINISH_STOP; i < KVR_FINISH_OTHER; i++)
-        if (strlen(names[i]) == len && memcmp(names[i], s, len) == 0) return (enum kvr_finish)i;
+        if (kvr_span_is(s, len, names[i])) return (enum kvr_finish)i;
     return KVR_FINISH_OTHER;
 }
 

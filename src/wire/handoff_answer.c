@@ -17,15 +17,10 @@ static struct kvr_json_span only_item(struct kvr_json_span list)
     return first;
 }
 
-static bool is_given(struct kvr_json v)
-{
-    return kvr_json_type_of(v) > KVR_JSON_NULL;
-}
-
 /* Absent and null are none; anything but an object is no hand-off. */
 static enum kvr_handoff_read kind_of(struct kvr_json v)
 {
-    if (!is_given(v)) return KVR_HANDOFF_NONE;
+    if (!kvr_json_is_given(v)) return KVR_HANDOFF_NONE;
     return kvr_json_type_of(v) == KVR_JSON_OBJECT ? KVR_HANDOFF_OK : KVR_HANDOFF_UNREADABLE;
 }
 
@@ -46,8 +41,7 @@ static enum kvr_handoff_read read_nixl(struct kvr_json root, struct kvr_json_spa
     bool takes_over;
     if (read != KVR_HANDOFF_OK) return read;
     out->object = kvr_json_text_last(answer, "kv_transfer_params");
-    bool whole = is_given(kvr_json_get(object, "remote_engine_id")) && is_given(kvr_json_get(object, "remote_host")) &&
-                 is_given(kvr_json_get(object, "remote_port")) &&
+    bool whole = kvr_json_has(object, "remote_engine_id") && kvr_json_has(object, "remote_host") && kvr_json_has(object, "remote_port") &&
                  kvr_json_type_of(kvr_json_get(object, "remote_request_id")) != KVR_JSON_NULL &&
                  kvr_json_as_bool(kvr_json_get(object, "do_remote_prefill"), &takes_over) && takes_over &&
                  has_blocks(kvr_json_get(object, "remote_block_ids"), kvr_json_text_last(out->object, "remote_block_ids"));
@@ -60,20 +54,20 @@ static bool has_ended(struct kvr_json choice)
     const char *s;
     size_t len;
     if (!kvr_json_as_str(kvr_json_get(choice, "finish_reason"), &s, &len)) return false;
-    return !(len == 6 && memcmp(s, "length", 6) == 0) && !(len == 12 && memcmp(s, "not_finished", 12) == 0);
+    return !kvr_span_is(s, len, "length") && !kvr_span_is(s, len, "not_finished");
 }
 
 static enum kvr_handoff_read read_trtllm(struct kvr_json root, struct kvr_json_span answer, struct kvr_handoff *out)
 {
     struct kvr_json choices = kvr_json_get(root, "choices"), choice = kvr_json_at(choices, 0);
     if (kvr_json_count(choices) != 1 || kvr_json_type_of(choice) != KVR_JSON_OBJECT)
-        return is_given(choices) ? KVR_HANDOFF_UNREADABLE : KVR_HANDOFF_NONE;
+        return kvr_json_is_given(choices) ? KVR_HANDOFF_UNREADABLE : KVR_HANDOFF_NONE;
     struct kvr_json object = kvr_json_get(choice, "disaggregated_params");
     enum kvr_handoff_read read = kind_of(object);
     out->ended = has_ended(choice);
     if (read == KVR_HANDOFF_OK) out->object = kvr_json_text_last(only_item(kvr_json_text_last(answer, "choices")), "disaggregated_params");
     if (out->ended || read != KVR_HANDOFF_OK) return out->ended ? KVR_HANDOFF_OK : read;
-    bool whole = is_given(kvr_json_get(object, "ctx_request_id")) && is_given(kvr_json_get(object, "disagg_request_id"));
+    bool whole = kvr_json_has(object, "ctx_request_id") && kvr_json_has(object, "disagg_request_id");
     return whole ? KVR_HANDOFF_OK : KVR_HANDOFF_PARTIAL;
 }
 

@@ -108,7 +108,7 @@ static struct kvr_service_hashes *list_of(struct kvr_service_question *q, const 
         struct kvr_service_hashes *list;
     } lists[] = {{"block_hashes", &q->blocks}, {"local_hashes", &q->locals}, {"sequence_hashes", &q->seqs}};
     for (size_t i = 0; i < KVR_ARRAY_LEN(lists); i++)
-        if (len == strlen(lists[i].key) && memcmp(key, lists[i].key, len) == 0) return lists[i].list;
+        if (kvr_span_is(key, len, lists[i].key)) return lists[i].list;
     return NULL;
 }
 
@@ -140,11 +140,6 @@ static void is_wrong(struct kvr_service_question *q, const char *member)
     if (!of_query || of_both) q->wrong_record = member;
 }
 
-static bool is_there(struct kvr_json v)
-{
-    return kvr_json_type_of(v) > KVR_JSON_NULL;
-}
-
 static int hashes_json(struct kvr_service_hashes *l, struct kvr_json v)
 {
     size_t n = kvr_json_count(v);
@@ -164,23 +159,18 @@ int kvr_service_question_json(struct kvr_service_question *q, struct kvr_json o)
     if (kvr_json_type_of(o) != KVR_JSON_OBJECT) return -KVR_EFORMAT;
     struct kvr_json model = kvr_json_get(o, "model_name"), only = kvr_json_get(o, "device_only"), worker = kvr_json_get(o, "worker");
     struct kvr_json isl = kvr_json_get(o, "isl_tokens");
-    if (!kvr_json_as_name(model, &q->model, &q->model_len) && is_there(model)) is_wrong(q, "model_name");
-    if (!kvr_json_as_bool(only, &q->device_only) && is_there(only)) is_wrong(q, "device_only");
-    if (!kvr_json_as_u64(isl, &q->isl) && is_there(isl)) is_wrong(q, "isl_tokens");
+    if (!kvr_json_as_name(model, &q->model, &q->model_len) && kvr_json_is_given(model)) is_wrong(q, "model_name");
+    if (!kvr_json_as_bool(only, &q->device_only) && kvr_json_is_given(only)) is_wrong(q, "device_only");
+    if (!kvr_json_as_u64(isl, &q->isl) && kvr_json_is_given(isl)) is_wrong(q, "isl_tokens");
     q->has_worker = kvr_service_worker_read(worker, &q->worker);
-    if (!q->has_worker && is_there(worker)) is_wrong(q, "worker");
+    if (!q->has_worker && kvr_json_is_given(worker)) is_wrong(q, "worker");
     for (size_t i = 0; i < KVR_ARRAY_LEN(keys) && rc == 0; i++) {
         struct kvr_service_hashes *l = list_of(q, keys[i], strlen(keys[i]));
         struct kvr_json v = kvr_json_get(o, keys[i]);
         rc = hashes_json(l, v);
-        if (!l->given && is_there(v)) is_wrong(q, keys[i]);
+        if (!l->given && kvr_json_is_given(v)) is_wrong(q, keys[i]);
     }
     return rc;
-}
-
-static bool same(const char *key, uint32_t len, const char *text)
-{
-    return len == strlen(text) && memcmp(key, text, len) == 0;
 }
 
 /* As everywhere here `*p` stands on a value, and behind it afterwards. */
@@ -212,7 +202,7 @@ static bool worker_packed(struct kvr_worker *w, const char **p)
     for (uint32_t n = mp_decode_map(p); n; n--) {
         uint32_t len = 0;
         const char *key = mp_typeof(**p) == MP_STR ? mp_decode_str(p, &len) : (mp_next(p), "");
-        bool number = mp_typeof(**p) == MP_UINT, is_id = same(key, len, "worker_id"), is_rank = same(key, len, "dp_rank");
+        bool number = mp_typeof(**p) == MP_UINT, is_id = kvr_span_is(key, len, "worker_id"), is_rank = kvr_span_is(key, len, "dp_rank");
         if (number && is_id) w->worker_id = mp_decode_uint(p);
         else if (number && is_rank) rank = mp_decode_uint(p);
         else ok &= !is_id && (!is_rank || mp_typeof(**p) == MP_NIL), mp_next(p);
@@ -233,21 +223,21 @@ static int member_packed(struct kvr_service_question *q, const char *key, uint32
         int rc = hashes_packed(l, p);
         if (!l->given) is_wrong(q, l == &q->blocks ? "block_hashes" : l == &q->locals ? "local_hashes" : "sequence_hashes");
         return rc;
-    } else if (same(key, key_len, "worker")) {
+    } else if (kvr_span_is(key, key_len, "worker")) {
         q->has_worker = worker_packed(&q->worker, p);
         if (!q->has_worker) is_wrong(q, "worker");
-    } else if (same(key, key_len, "model_name") && type == MP_STR) {
+    } else if (kvr_span_is(key, key_len, "model_name") && type == MP_STR) {
         q->model = mp_decode_str(p, &len);
         q->model_len = len;
         if (memchr(q->model, 0, len)) is_wrong(q, "model_name");
-    } else if (same(key, key_len, "device_only") && type == MP_BOOL) {
+    } else if (kvr_span_is(key, key_len, "device_only") && type == MP_BOOL) {
         q->device_only = mp_decode_bool(p);
-    } else if (same(key, key_len, "isl_tokens") && type == MP_UINT) {
+    } else if (kvr_span_is(key, key_len, "isl_tokens") && type == MP_UINT) {
         q->isl = mp_decode_uint(p);
     } else {
-        if (same(key, key_len, "isl_tokens")) is_wrong(q, "isl_tokens");
-        if (same(key, key_len, "model_name")) is_wrong(q, "model_name");
-        if (same(key, key_len, "device_only")) is_wrong(q, "device_only");
+        if (kvr_span_is(key, key_len, "isl_tokens")) is_wrong(q, "isl_tokens");
+        if (kvr_span_is(key, key_len, "model_name")) is_wrong(q, "model_name");
+        if (kvr_span_is(key, key_len, "device_only")) is_wrong(q, "device_only");
         mp_next(p);
     }
     return 0;

@@ -104,7 +104,7 @@ bool kvr_service_worker_read(struct kvr_json v, struct kvr_worker *out)
     uint64_t rank = 0;
     struct kvr_json r = kvr_json_get(v, "dp_rank");
     if (!kvr_json_as_u64(kvr_json_get(v, "worker_id"), &out->worker_id)) return false;
-    if (kvr_json_type_of(r) > KVR_JSON_NULL && (!kvr_json_as_u64(r, &rank) || rank > UINT32_MAX)) return false;
+    if (kvr_json_is_given(r) && (!kvr_json_as_u64(r, &rank) || rank > UINT32_MAX)) return false;
     out->dp_rank = (uint32_t)rank;
     return true;
 }
@@ -180,7 +180,7 @@ long kvr_service_scores_read(struct kvr_json answer, uint32_t depth_max, struct 
     int rc = error_of(answer, why, cap);
     if (rc) return rc;
     *instance = 0; /* that of servers which do not say */
-    if (kvr_json_type_of(number) > KVR_JSON_NULL && !kvr_json_as_u64(number, instance)) return -KVR_EFORMAT;
+    if (kvr_json_is_given(number) && !kvr_json_as_u64(number, instance)) return -KVR_EFORMAT;
     rc = take_pairs(&s, device);
     if (kvr_json_type_of(lower) == KVR_JSON_ARRAY)
         for (struct kvr_json_iter i = kvr_json_iter(lower); rc == 0 && kvr_json_next(&i);) rc = take_tier(&s, i.value);
@@ -194,25 +194,26 @@ long kvr_service_scores_read(struct kvr_json answer, uint32_t depth_max, struct 
 
 static bool optional_bool(struct kvr_json v, bool *out)
 {
-    return kvr_json_type_of(v) <= KVR_JSON_NULL || kvr_json_as_bool(v, out);
+    return !kvr_json_is_given(v) || kvr_json_as_bool(v, out);
 }
 
 int kvr_service_info_read(struct kvr_json answer, struct kvr_service_info *out, char *why, size_t cap)
 {
-    const char *mode, *text = "";
-    size_t n, text_n = 0;
+    const char *text = "";
+    size_t text_n = 0;
+    struct kvr_json mode = kvr_json_get(answer, "mode");
     int rc = error_of(answer, why, cap);
     if (rc) return rc;
-    if (!kvr_json_as_u64(kvr_json_get(answer, "instance"), &out->instance) || !kvr_json_as_str(kvr_json_get(answer, "mode"), &mode, &n) ||
+    if (!kvr_json_as_u64(kvr_json_get(answer, "instance"), &out->instance) || kvr_json_type_of(mode) != KVR_JSON_STRING ||
         !kvr_json_as_bool(kvr_json_get(answer, "ready"), &out->ready))
         return -KVR_EFORMAT;
     out->registers = out->packed = false;
     if (!optional_bool(kvr_json_get(answer, "registers"), &out->registers) || !optional_bool(kvr_json_get(answer, "packed"), &out->packed))
         return -KVR_EFORMAT;
-    out->predicted = n == 9 && memcmp(mode, "predicted", 9) == 0;
+    out->predicted = kvr_json_is_str(mode, "predicted");
     (void)kvr_json_as_str(kvr_json_get(answer, "why"), &text, &text_n);
     snprintf(why, cap, "%.*s", (int)KVR_MIN(text_n, (size_t)200), text);
-    return out->predicted || (n == 6 && memcmp(mode, "events", 6) == 0) ? 0 : -KVR_EFORMAT;
+    return out->predicted || kvr_json_is_str(mode, "events") ? 0 : -KVR_EFORMAT;
 }
 
 /* Whether it says nothing of other models than ours. */
@@ -239,9 +240,7 @@ bool kvr_service_misfits(struct kvr_json info, const struct kvr_remote_model *ou
 
 int kvr_service_recorded_read(struct kvr_json answer, char *why, size_t cap)
 {
-    const char *text;
-    size_t n;
     int rc = error_of(answer, why, cap);
     if (rc) return rc;
-    return kvr_json_as_str(answer, &text, &n) && n == 8 && memcmp(text, "Recorded", 8) == 0 ? 0 : -KVR_EFORMAT;
+    return kvr_json_is_str(answer, "Recorded") ? 0 : -KVR_EFORMAT;
 }

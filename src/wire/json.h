@@ -56,8 +56,17 @@ int kvr_json_parse_brief(struct kvr_json_parser *p, const char *buf, size_t len,
                          const char **why);
 
 enum kvr_json_type kvr_json_type_of(struct kvr_json v);
+/* It is there, and not null. */
+static inline bool kvr_json_is_given(struct kvr_json v)
+{
+    return kvr_json_type_of(v) > KVR_JSON_NULL;
+}
 /* Member of an object, or an absent value. Of members of one name the last, which is what the engines' readers take. */
 struct kvr_json kvr_json_get(struct kvr_json object, const char *key);
+static inline bool kvr_json_has(struct kvr_json object, const char *key)
+{
+    return kvr_json_is_given(kvr_json_get(object, key));
+}
 /* out[i]: the member keys[i], or an absent value, for n keys in one pass over the object.
  * Returns: -1, or which of the keys the object has more than once. */
 int kvr_json_pick(struct kvr_json object, const char *const *keys, size_t n, struct kvr_json *out);

@@ -281,7 +281,7 @@ static void copy_to(struct pass *w, const char *to)
 static const struct large *large_named(const char *name, size_t len)
 {
     for (size_t i = 0; i < KVR_ARRAY_LEN(large); i++)
-        if (strlen(large[i].name) == len && memcmp(large[i].name, name, len) == 0) return &large[i];
+        if (kvr_span_is(name, len, large[i].name)) return &large[i];
     return NULL;
 }
 

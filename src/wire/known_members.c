@@ -10,7 +10,7 @@ static bool is_known(const char *key, size_t len, const char *const *const *list
 {
     for (size_t i = 0; i < lists_n; i++)
         for (const char *const *k = lists[i]; *k; k++)
-            if (strlen(*k) == len && memcmp(*k, key, len) == 0) return true;
+            if (kvr_span_is(key, len, *k)) return true;
     return false;
 }
 

@@ -39,8 +39,8 @@ bool kvr_kube_page_read(struct kvr_json root, struct kvr_kube_page *out)
     struct kvr_json more = kvr_json_get(kvr_json_get(root, "metadata"), "continue");
     out->items = kvr_json_get(root, "items");
     out->more[0] = 0;
-    if (kvr_json_type_of(out->items) > KVR_JSON_NULL && kvr_json_type_of(out->items) != KVR_JSON_ARRAY) return false;
-    if (kvr_json_type_of(more) > KVR_JSON_NULL && !kvr_json_copy_name(more, out->more, sizeof out->more)) return false;
+    if (kvr_json_is_given(out->items) && kvr_json_type_of(out->items) != KVR_JSON_ARRAY) return false;
+    if (kvr_json_is_given(more) && !kvr_json_copy_name(more, out->more, sizeof out->more)) return false;
     return copy_version(root, out->version, sizeof out->version) && out->version[0];
 }
 
@@ -152,11 +152,6 @@ static bool copy_address(struct kvr_json v, char *out, bool *v6)
 
 /* ---- pods ------------------------------------------------------------------------------------------------------------ */
 
-static bool is_given(struct kvr_json v)
-{
-    return kvr_json_type_of(v) > KVR_JSON_NULL;
-}
-
 static void read_role(struct kvr_json labels, struct kvr_kube_pod *out)
 {
     static const char *const roles[][2] = {{"prefill", "prefill"}, {"decode", "decode"}, {"both", "both"}, {"prefill-decode", "both"}};
@@ -171,10 +166,10 @@ static const char *read_annotations(struct kvr_json notes, struct kvr_kube_pod *
                     worker = kvr_json_get(notes, "kvroute.io/worker");
     const char *text;
     size_t len;
-    out->has_active = is_given(active);
+    out->has_active = kvr_json_is_given(active);
     if (out->has_active && (!kvr_json_as_str(active, &text, &len) || (len && !kvr_kube_ports_parse(text, len, &out->active))))
         return "its annotation inference.networking.k8s.io/active-ports is no list of ports";
-    if (is_given(worker) && !kvr_json_copy_name(worker, out->worker, sizeof out->worker))
+    if (kvr_json_is_given(worker) && !kvr_json_copy_name(worker, out->worker, sizeof out->worker))
         return "its annotation kvroute.io/worker is longer than 2,047 characters";
     return NULL;
 }
@@ -187,11 +182,12 @@ const char *kvr_kube_pod_read(struct kvr_json object, struct kvr_kube_pod *out)
     memset(out, 0, sizeof *out);
     if (!copy_object_name(metadata, out->name)) return "it has no name";
     if (!copy_uid(metadata, out->uid)) return "it has no uid";
-    if (is_given(address) && !kvr_json_is_str(address, "") && !copy_address(address, out->address, &v6)) return "its podIP is no address";
+    if (kvr_json_is_given(address) && !kvr_json_is_str(address, "") && !copy_address(address, out->address, &v6))
+        return "its podIP is no address";
     for (struct kvr_json_iter i = kvr_json_iter(kvr_json_get(status, "conditions")); kvr_json_next(&i);)
         if (kvr_json_is_str(kvr_json_get(i.value, "type"), "Ready")) out->ready = kvr_json_is_str(kvr_json_get(i.value, "status"), "True");
     out->over = kvr_json_is_str(phase, "Succeeded") || kvr_json_is_str(phase, "Failed");
-    if (out->over || is_given(kvr_json_get(metadata, "deletionTimestamp"))) out->ready = false;
+    if (out->over || kvr_json_has(metadata, "deletionTimestamp")) out->ready = false;
     read_role(kvr_json_get(metadata, "labels"), out);
     return read_annotations(kvr_json_get(metadata, "annotations"), out);
 }
@@ -226,7 +222,7 @@ const char *kvr_kube_pool_read(struct kvr_json object, struct kvr_kube_pool *out
     struct kvr_json spec = kvr_json_get(object, "spec"), labels = kvr_json_get(kvr_json_get(spec, "selector"), "matchLabels"),
                     ports = kvr_json_get(spec, "targetPorts"), protocol = kvr_json_get(spec, "appProtocol");
     memset(out, 0, sizeof *out);
-    if (is_given(protocol) && !kvr_json_is_str(protocol, "http"))
+    if (kvr_json_is_given(protocol) && !kvr_json_is_str(protocol, "http"))
         return "its appProtocol is not http: workers are spoken to by HTTP/1.1 alone";
     if (!read_labels(labels, out->selector)) return "its spec.selector.matchLabels is missing, or has what is no label";
     if (!read_target_ports(ports, &out->ports)) return "its spec.targetPorts are not one to eight ports, each of them once";

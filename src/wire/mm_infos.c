@@ -25,8 +25,7 @@ static int read_object(struct reading *r, struct kvr_json v)
     struct kvr_json offsets = kvr_json_get(v, "offsets");
     uint64_t hash = 0;
     if (!kvr_json_as_u64(kvr_json_get(v, "mm_hash"), &hash)) return wrong(r, "`mm_hash` must be a whole number from 0 to 2^64 - 1");
-    if (kvr_json_type_of(offsets) > KVR_JSON_NULL && kvr_json_type_of(offsets) != KVR_JSON_ARRAY)
-        return wrong(r, "`offsets` must be a list");
+    if (kvr_json_is_given(offsets) && kvr_json_type_of(offsets) != KVR_JSON_ARRAY) return wrong(r, "`offsets` must be a list");
     if (r->out) r->out->hashes[r->objects] = hash;
     r->objects++;
     return 0;
@@ -60,7 +59,7 @@ int kvr_mm_infos_read(struct kvr_json body, size_t blocks_max, struct kvr_mm_inf
     struct kvr_json list = kvr_json_get(body, "block_mm_infos");
     struct reading r = {.why = why, .cap = cap};
     memset(out, 0, sizeof *out);
-    if (kvr_json_type_of(list) <= KVR_JSON_NULL) return 0;
+    if (!kvr_json_is_given(list)) return 0;
     const char *what = kvr_json_type_of(list) != KVR_JSON_ARRAY ? "must be a list with an entry per block"
                        : !blocks_max                            ? "goes with tokens only; block hashes must already include the objects"
                        : kvr_json_count(list) > blocks_max      ? "has more entries than the prompt has blocks"

@@ -13,7 +13,7 @@
 static bool is_one_of(const char *s, size_t len, const char *const *list, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        if (strlen(list[i]) == len && memcmp(s, list[i], len) == 0) return true;
+        if (kvr_span_is(s, len, list[i])) return true;
     return false;
 }
 
@@ -153,7 +153,7 @@ const char *const kvr_mm_members[KVR_MM_MEMBERS] = {"prompt_embeds", "multi_moda
 static bool has_member(struct kvr_json body)
 {
     for (size_t i = 0; i < KVR_MM_MEMBERS; i++)
-        if (kvr_json_type_of(kvr_json_get(body, kvr_mm_members[i])) > KVR_JSON_NULL) return true;
+        if (kvr_json_has(body, kvr_mm_members[i])) return true;
     return false;
 }
 

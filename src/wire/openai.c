@@ -52,12 +52,12 @@ static const char *read_nvext(struct kvr_json nvext, struct kvr_openai_request *
     static const char *const keys[MEMBERS] = {"cache_salt", "token_data", "agent_hints"};
     static const char *const twice[MEMBERS] = {TWICE("nvext.cache_salt"), TWICE("nvext.token_data"), TWICE("nvext.agent_hints")};
     struct kvr_json v[MEMBERS];
-    if (kvr_json_type_of(nvext) > KVR_JSON_NULL && kvr_json_type_of(nvext) != KVR_JSON_OBJECT) return "`nvext` must be an object";
+    if (kvr_json_is_given(nvext) && kvr_json_type_of(nvext) != KVR_JSON_OBJECT) return "`nvext` must be an object";
     int again = kvr_json_pick(nvext, keys, MEMBERS, v);
     if (again >= 0) return twice[again];
     if (!out->salt && !read_salt(v[SALT], out)) return "`nvext.cache_salt` must be a string";
     read_hints(v[HINTS], out);
-    if (kvr_json_type_of(v[TOKENS]) <= KVR_JSON_NULL) return NULL;
+    if (!kvr_json_is_given(v[TOKENS])) return NULL;
     if (!kvr_json_are_u32(v[TOKENS])) return TOKEN_DATA;
     out->tokens = v[TOKENS];
     out->tokens_are_told = true;
@@ -84,8 +84,7 @@ static const char *read_members(struct kvr_json root, struct kvr_openai_request 
     struct kvr_json v[MEMBERS];
     int again = kvr_json_pick(root, keys, MEMBERS, v);
     if (again >= 0) return twice[again];
-    if (kvr_json_type_of(v[MODEL]) > KVR_JSON_NULL && !kvr_json_as_str(v[MODEL], &out->model, &out->model_len))
-        return "`model` must be a string";
+    if (kvr_json_is_given(v[MODEL]) && !kvr_json_as_str(v[MODEL], &out->model, &out->model_len)) return "`model` must be a string";
     if (!read_salt(v[SALT], out)) return "`cache_salt` must be a string";
     out->stream = kvr_lax_bool(v[STREAM], false);
     out->has_messages = kvr_json_type_of(v[MESSAGES]) == KVR_JSON_ARRAY;
@@ -153,7 +152,7 @@ static void add_parts(const struct text *t, struct kvr_json list)
 /* Members of a message that templates write out too: names, calls of tools, reasoning. */
 static void add_other_member(const struct text *t, const struct kvr_json_iter *m)
 {
-    bool known = (m->key_len == 4 && memcmp(m->key, "role", 4) == 0) || (m->key_len == 7 && memcmp(m->key, "content", 7) == 0);
+    bool known = kvr_span_is(m->key, m->key_len, "role") || kvr_span_is(m->key, m->key_len, "content");
     if (!known && kvr_json_type_of(m->value) != KVR_JSON_NULL) add_object(t->out, m->key, m->key_len, m->value);
 }
 
@@ -161,7 +160,7 @@ static void add_members(struct kvr_json body, const char *const *names, size_t n
 {
     for (size_t i = 0; i < n; i++) {
         struct kvr_json v = kvr_json_get(body, names[i]);
-        if (kvr_json_type_of(v) > KVR_JSON_NULL) add_object(out, names[i], strlen(names[i]), v);
+        if (kvr_json_is_given(v)) add_object(out, names[i], strlen(names[i]), v);
     }
 }
 
@@ -185,7 +184,7 @@ static void add_message_text(const struct text *t, struct kvr_json message)
     struct kvr_json_iter i = kvr_json_iter(message);
     while (i.members && has_room(t) && kvr_json_next(&i)) add_other_member(t, &i);
     if (kvr_json_type_of(content) == KVR_JSON_ARRAY) add_parts(t, content);
-    else if (kvr_json_type_of(content) > KVR_JSON_NULL) add_part_text(t, content);
+    else if (kvr_json_is_given(content)) add_part_text(t, content);
     kvr_buf_add(t->out, "<|end|>\n", 8);
 }
 
@@ -210,7 +209,7 @@ bool kvr_openai_prompt_text(const struct kvr_openai_request *r, struct kvr_buf *
 /* Absent or null is 0. Returns: false when there is something that is no count. */
 static bool is_count(struct kvr_json v, uint64_t *out)
 {
-    return kvr_json_as_u64(v, out) || kvr_json_type_of(v) <= KVR_JSON_NULL;
+    return kvr_json_as_u64(v, out) || !kvr_json_is_given(v);
 }
 
 /* Messages count the prompt in three parts: what was neither read from the cache nor written to it, and those two. */
@@ -232,7 +231,7 @@ static bool read_usage(struct kvr_json usage, struct kvr_usage *out)
     struct kvr_json v[MEMBERS];
     if (kvr_json_type_of(usage) != KVR_JSON_OBJECT) return false;
     (void)kvr_json_pick(usage, keys, MEMBERS, v);
-    bool messages = kvr_json_type_of(v[INPUT]) > KVR_JSON_NULL; /* or responses */
+    bool messages = kvr_json_is_given(v[INPUT]); /* or responses */
     out->has_cached = kvr_json_as_u64(kvr_json_get(v[messages ? INPUT_DETAILS : PROMPT_DETAILS], "cached_tokens"), &out->cached_tokens);
     if (!messages) return is_count(v[PROMPT], &out->prompt_tokens) && is_count(v[COMPLETION], &out->completion_tokens);
     if (!is_count(v[INPUT], &out->prompt_tokens) || !is_count(v[OUTPUT], &out->completion_tokens)) return false;

@@ -31,11 +31,6 @@ static bool take_text(const char **p, const char **out, uint32_t *len)
     return true;
 }
 
-static bool same(const char *s, uint32_t len, const char *text)
-{
-    return len == strlen(text) && memcmp(s, text, len) == 0;
-}
-
 /* A map, member by member: `value` stands on the value when fn is called and must be behind it afterwards. */
 typedef int member_fn(void *ctx, const char *key, uint32_t key_len, const char **value);
 
@@ -104,21 +99,21 @@ static int envelope_member(void *ctx, const char *key, uint32_t len, const char 
 {
     struct envelope_reader *r = ctx;
     uint64_t version;
-    if (same(key, len, "version")) {
+    if (kvr_span_is(key, len, "version")) {
         if (!take_u64(p, UINT64_MAX, &version)) return -KVR_EFORMAT;
         return version <= KVR_PLANE_VERSION ? 0 : -KVR_EUNSUPPORTED;
     }
-    if (same(key, len, "publisher_id")) return r->seen |= 1, take_u64(p, UINT64_MAX, &r->out->publisher) ? 0 : -KVR_EFORMAT;
-    if (same(key, len, "sequence")) return r->seen |= 2, take_u64(p, UINT64_MAX, &r->out->sequence) ? 0 : -KVR_EFORMAT;
-    if (same(key, len, "published_at")) return take_u64(p, UINT64_MAX, &r->out->published_at_ms) ? 0 : -KVR_EFORMAT;
-    bool beats = same(key, len, "beats");
-    if (beats || same(key, len, "partial")) {
+    if (kvr_span_is(key, len, "publisher_id")) return r->seen |= 1, take_u64(p, UINT64_MAX, &r->out->publisher) ? 0 : -KVR_EFORMAT;
+    if (kvr_span_is(key, len, "sequence")) return r->seen |= 2, take_u64(p, UINT64_MAX, &r->out->sequence) ? 0 : -KVR_EFORMAT;
+    if (kvr_span_is(key, len, "published_at")) return take_u64(p, UINT64_MAX, &r->out->published_at_ms) ? 0 : -KVR_EFORMAT;
+    bool beats = kvr_span_is(key, len, "beats");
+    if (beats || kvr_span_is(key, len, "partial")) {
         if (!is(*p, MP_BOOL)) return -KVR_EFORMAT;
         *(beats ? &r->out->heartbeats : &r->out->partial) = mp_decode_bool(p);
         return 0;
     }
-    if (same(key, len, "topic")) return r->seen |= 4, take_text(p, &r->out->topic, &r->out->topic_len) ? 0 : -KVR_EFORMAT;
-    if (same(key, len, "payload")) {
+    if (kvr_span_is(key, len, "topic")) return r->seen |= 4, take_text(p, &r->out->topic, &r->out->topic_len) ? 0 : -KVR_EFORMAT;
+    if (kvr_span_is(key, len, "payload")) {
         r->seen |= 8;
         if (is(*p, MP_ARRAY)) return payload_of_numbers(r, p);
         if (!is(*p, MP_BIN)) return -KVR_EFORMAT;
@@ -142,7 +137,7 @@ int kvr_envelope_read(const char *data, size_t len, struct kvr_buf *scratch, str
 
 bool kvr_envelope_is(const struct kvr_envelope *e, const char *topic)
 {
-    return same(e->topic, e->topic_len, topic);
+    return kvr_span_is(e->topic, e->topic_len, topic);
 }
 
 /* ---- events: writing -------------------------------------------------------------------------------------------- */
@@ -216,8 +211,8 @@ static bool room_for(struct event_reader *r, size_t n)
 static int block_member(void *ctx, const char *key, uint32_t len, const char **p)
 {
     struct kvr_block *b = ctx;
-    if (same(key, len, "block_hash")) return take_u64(p, UINT64_MAX, &b->block_hash) ? 0 : -KVR_EFORMAT;
-    if (same(key, len, "tokens_hash")) return take_u64(p, UINT64_MAX, &b->tokens_hash) ? 0 : -KVR_EFORMAT;
+    if (kvr_span_is(key, len, "block_hash")) return take_u64(p, UINT64_MAX, &b->block_hash) ? 0 : -KVR_EFORMAT;
+    if (kvr_span_is(key, len, "tokens_hash")) return take_u64(p, UINT64_MAX, &b->tokens_hash) ? 0 : -KVR_EFORMAT;
     mp_next(p);
     return 0;
 }
@@ -250,9 +245,9 @@ static int stored_member(void *ctx, const char *key, uint32_t len, const char **
 {
     struct event_reader *r = ctx;
     uint64_t v;
-    if (same(key, len, "blocks")) return read_blocks(r, p);
-    if (same(key, len, "lower")) return read_lower(r, p);
-    bool parent = same(key, len, "parent_hash"), start = same(key, len, "start_position");
+    if (kvr_span_is(key, len, "blocks")) return read_blocks(r, p);
+    if (kvr_span_is(key, len, "lower")) return read_lower(r, p);
+    bool parent = kvr_span_is(key, len, "parent_hash"), start = kvr_span_is(key, len, "start_position");
     if ((!parent && !start) || is(*p, MP_NIL)) {
         mp_next(p);
         return 0;
@@ -271,7 +266,7 @@ static int stored_member(void *ctx, const char *key, uint32_t len, const char **
 static int removed_member(void *ctx, const char *key, uint32_t len, const char **p)
 {
     struct event_reader *r = ctx;
-    if (!same(key, len, "block_hashes")) {
+    if (!kvr_span_is(key, len, "block_hashes")) {
         mp_next(p);
         return 0;
     }
@@ -289,8 +284,8 @@ static int removed_member(void *ctx, const char *key, uint32_t len, const char *
 static int data_member(void *ctx, const char *key, uint32_t len, const char **p)
 {
     struct event_reader *r = ctx;
-    bool stored = same(key, len, "stored");
-    if ((!stored && !same(key, len, "removed")) || r->has_data) return -KVR_EFORMAT;
+    bool stored = kvr_span_is(key, len, "stored");
+    if ((!stored && !kvr_span_is(key, len, "removed")) || r->has_data) return -KVR_EFORMAT;
     r->has_data = true;
     r->out->kind = stored ? KVR_EVENT_STORED : KVR_EVENT_REMOVED;
     return each_member(p, stored ? stored_member : removed_member, r);
@@ -306,7 +301,7 @@ static int read_data(struct event_reader *r, const char **p)
         return 0;
     }
     if (!is(*p, MP_STR)) return each_member(p, data_member, r);
-    if (!take_text(p, &text, &len) || !same(text, len, "cleared") || r->has_data) return -KVR_EFORMAT;
+    if (!take_text(p, &text, &len) || !kvr_span_is(text, len, "cleared") || r->has_data) return -KVR_EFORMAT;
     r->has_data = true;
     r->out->kind = KVR_EVENT_CLEARED;
     return 0;
@@ -316,9 +311,9 @@ static int inner_member(void *ctx, const char *key, uint32_t len, const char **p
 {
     struct event_reader *r = ctx;
     uint64_t rank;
-    if (same(key, len, "event_id")) return r->has_id = true, take_u64(p, UINT64_MAX, &r->out->event_id) ? 0 : -KVR_EFORMAT;
-    if (same(key, len, "data")) return read_data(r, p);
-    if (!same(key, len, "dp_rank") || is(*p, MP_NIL)) {
+    if (kvr_span_is(key, len, "event_id")) return r->has_id = true, take_u64(p, UINT64_MAX, &r->out->event_id) ? 0 : -KVR_EFORMAT;
+    if (kvr_span_is(key, len, "data")) return read_data(r, p);
+    if (!kvr_span_is(key, len, "dp_rank") || is(*p, MP_NIL)) {
         mp_next(p);
         return 0;
     }
@@ -333,7 +328,7 @@ static int read_tier(struct event_reader *r, const char **p)
     uint32_t len;
     if (!take_text(p, &text, &len)) return -KVR_EFORMAT;
     for (int t = 0; t < KVR_TIER_COUNT; t++)
-        if (same(text, len, kvr_tier_name((enum kvr_tier)t))) {
+        if (kvr_span_is(text, len, kvr_tier_name((enum kvr_tier)t))) {
             r->out->tier = (enum kvr_tier)t;
             return 0;
         }
@@ -343,14 +338,15 @@ static int read_tier(struct event_reader *r, const char **p)
 static int outer_member(void *ctx, const char *key, uint32_t len, const char **p)
 {
     struct event_reader *r = ctx;
-    if (same(key, len, "worker_id")) return r->has_worker = true, take_u64(p, UINT64_MAX, &r->out->worker.worker_id) ? 0 : -KVR_EFORMAT;
-    if (same(key, len, "storage_tier")) return read_tier(r, p);
-    if (same(key, len, "event")) return each_member(p, inner_member, r);
-    if (same(key, len, "residency_domain")) {
+    if (kvr_span_is(key, len, "worker_id"))
+        return r->has_worker = true, take_u64(p, UINT64_MAX, &r->out->worker.worker_id) ? 0 : -KVR_EFORMAT;
+    if (kvr_span_is(key, len, "storage_tier")) return read_tier(r, p);
+    if (kvr_span_is(key, len, "event")) return each_member(p, inner_member, r);
+    if (kvr_span_is(key, len, "residency_domain")) {
         const char *text;
         uint32_t n;
         if (!take_text(p, &text, &n)) return -KVR_EFORMAT;
-        r->elsewhere = !same(text, n, "worker");
+        r->elsewhere = !kvr_span_is(text, n, "worker");
         return 0;
     }
     mp_next(p);
@@ -405,9 +401,9 @@ static int heartbeat_member(void *ctx, const char *key, uint32_t len, const char
 {
     struct kvr_heartbeat *b = ctx;
     uint64_t rank;
-    if (same(key, len, "worker_id")) return take_u64(p, UINT64_MAX, &b->worker.worker_id) ? 0 : -KVR_EFORMAT;
-    if (same(key, len, "last_event_id")) return take_u64(p, UINT64_MAX, &b->last_event_id) ? 0 : -KVR_EFORMAT;
-    if (same(key, len, "dp_rank")) {
+    if (kvr_span_is(key, len, "worker_id")) return take_u64(p, UINT64_MAX, &b->worker.worker_id) ? 0 : -KVR_EFORMAT;
+    if (kvr_span_is(key, len, "last_event_id")) return take_u64(p, UINT64_MAX, &b->last_event_id) ? 0 : -KVR_EFORMAT;
+    if (kvr_span_is(key, len, "dp_rank")) {
         if (!take_u64(p, UINT32_MAX, &rank)) return -KVR_EFORMAT;
         b->worker.dp_rank = (uint32_t)rank;
         return 0;

@@ -72,4 +72,10 @@ struct kvr_prom_row {
 };
 void kvr_prom_rows(struct kvr_prom_page *p, bool any, const char *prefix, const struct kvr_prom_row *rows, size_t n);
 
+/* A family of which each sample is a member of a struct, at an offset. */
+struct kvr_prom_member {
+    const char *name, *type, *help;
+    size_t at;
+};
+
 #endif

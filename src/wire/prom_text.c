@@ -164,7 +164,7 @@ void kvr_prom_end(struct kvr_prom_reader *r)
 
 bool kvr_prom_is(struct kvr_prom_text t, const char *s)
 {
-    return t.ptr && strlen(s) == t.len && memcmp(s, t.ptr, t.len) == 0;
+    return t.ptr && kvr_span_is(t.ptr, t.len, s);
 }
 
 struct kvr_prom_text kvr_prom_label(const struct kvr_prom_sample *s, const char *name)

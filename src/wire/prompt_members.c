@@ -176,20 +176,12 @@ static void note_member(struct seen *s, const char *key, size_t key_len, struct 
 
 /* ---- values ------------------------------------------------------------------------------------------ */
 
-static bool is_given(struct kvr_json v)
-{
-    return kvr_json_type_of(v) > KVR_JSON_NULL;
-}
-
 static void read_truncation(struct kvr_json keep, struct kvr_json side, struct kvr_prompt_members *out)
 {
-    const char *s;
-    size_t len;
-    if (!is_given(keep) || !kvr_lax_i64(keep, &out->keep)) return; /* what is no number is refused by the engine */
+    if (!kvr_json_is_given(keep) || !kvr_lax_i64(keep, &out->keep)) return; /* what is no number is refused by the engine */
     out->truncation = KVR_TRUNCATE_DEFAULT;
-    if (!kvr_json_as_str(side, &s, &len)) return;
-    if (len == 4 && memcmp(s, "left", 4) == 0) out->truncation = KVR_TRUNCATE_LEFT;
-    if (len == 5 && memcmp(s, "right", 5) == 0) out->truncation = KVR_TRUNCATE_RIGHT;
+    if (kvr_json_is_str(side, "left")) out->truncation = KVR_TRUNCATE_LEFT;
+    if (kvr_json_is_str(side, "right")) out->truncation = KVR_TRUNCATE_RIGHT;
 }
 
 /* One text, one list of tokens, or a list of several of either. */
@@ -213,22 +205,20 @@ static bool has_text(struct kvr_json v)
 /* What the client says of the prompt beside the prompt, which other engines do not read. */
 static bool is_claimed(struct kvr_json nvext)
 {
-    return is_given(kvr_json_get(nvext, "token_data")) || is_given(kvr_json_get(nvext, "cache_salt"));
+    return kvr_json_has(nvext, "token_data") || kvr_json_has(nvext, "cache_salt");
 }
 
 /* With tool_choice "none" an engine may have been told to leave the tools out. */
 static bool leaves_tools_out(struct kvr_json choice, struct kvr_json tools)
 {
-    const char *s;
-    size_t len;
     struct kvr_json type = kvr_json_get(choice, "type"); /* of the Anthropic form */
-    return is_given(tools) && kvr_json_as_str(is_given(type) ? type : choice, &s, &len) && len == 4 && memcmp(s, "none", 4) == 0;
+    return kvr_json_is_given(tools) && kvr_json_is_str(kvr_json_is_given(type) ? type : choice, "none");
 }
 
 static bool is_not_one(struct kvr_json n)
 {
     int64_t v;
-    return is_given(n) && (!kvr_lax_i64(n, &v) || v != 1);
+    return kvr_json_is_given(n) && (!kvr_lax_i64(n, &v) || v != 1);
 }
 
 static bool is_not_zero(struct kvr_json n)
@@ -257,24 +247,21 @@ static void read_completion(struct kvr_json body, bool chat, struct kvr_prompt_m
     if (kvr_json_pick(body, keys, ALL, v) >= 0) out->as_evidence = false; /* two of one name: which one counts is the engine's business */
     out->special_tokens = kvr_lax_bool(v[SPECIAL], !chat);
     /* The echo of a chat counts as a wish for the prompt's logprobs, since their number is 0 without a word. */
-    out->skips_cache = is_given(v[PROMPT_LOGPROBS]) || (kvr_lax_bool(v[ECHO], false) && (chat || is_given(v[LOGPROBS])));
+    out->skips_cache = kvr_json_is_given(v[PROMPT_LOGPROBS]) || (kvr_lax_bool(v[ECHO], false) && (chat || kvr_json_is_given(v[LOGPROBS])));
     out->shows_prompt = kvr_lax_bool(v[ECHO], false);
-    if (is_not_one(v[N]) || kvr_lax_bool(v[BEAM], is_given(v[BEAM]))) out->usage_tells = false;
+    if (is_not_one(v[N]) || kvr_lax_bool(v[BEAM], kvr_json_is_given(v[BEAM]))) out->usage_tells = false;
     if (!chat) count_prompts(v[PROMPTS], out);
     read_truncation(v[KEEP], v[SIDE], out);
-    out->wants_output = is_not_zero(is_given(v[MAX_COMPLETION]) && chat ? v[MAX_COMPLETION] : v[MAX]);
+    out->wants_output = is_not_zero(kvr_json_is_given(v[MAX_COMPLETION]) && chat ? v[MAX_COMPLETION] : v[MAX]);
     if (is_claimed(v[NVEXT])) out->as_evidence = false;
 }
 
 static void read_responses(struct kvr_json body, struct kvr_prompt_members *out)
 {
-    const char *s;
-    size_t len;
     struct kvr_json truncation = kvr_json_get(body, "truncation");
     out->special_tokens = true;
     out->wants_output = is_not_zero(kvr_json_get(body, "max_output_tokens"));
-    if (kvr_json_type_of(truncation) == KVR_JSON_NONE) return;
-    if (kvr_json_as_str(truncation, &s, &len) && len == 8 && memcmp(s, "disabled", 8) == 0) return;
+    if (kvr_json_type_of(truncation) == KVR_JSON_NONE || kvr_json_is_str(truncation, "disabled")) return;
     out->truncation = KVR_TRUNCATE_DEFAULT;
     out->keep = -1;
 }
@@ -282,10 +269,7 @@ static void read_responses(struct kvr_json body, struct kvr_prompt_members *out)
 /* Without thinking the engine gives the template an effort that it has found out by trying. */
 static void read_messages(struct kvr_json body, struct kvr_prompt_members *out)
 {
-    const char *s;
-    size_t len;
-    if (kvr_json_as_str(kvr_json_get(kvr_json_get(body, "thinking"), "type"), &s, &len) && len == 8 && memcmp(s, "disabled", 8) == 0)
-        out->as_evidence = false;
+    if (kvr_json_is_str(kvr_json_get(kvr_json_get(body, "thinking"), "type"), "disabled")) out->as_evidence = false;
 }
 
 static void read_generate(struct kvr_json body, struct kvr_prompt_members *out)
@@ -296,7 +280,7 @@ static void read_generate(struct kvr_json body, struct kvr_prompt_members *out)
     out->skips_cache = kvr_lax_bool(kvr_json_get(body, "return_logprob"), false) &&
                        kvr_lax_i64(kvr_json_get(body, "logprob_start_len"), &from) && from >= 0;
     if (is_not_one(kvr_json_get(kvr_json_get(body, "sampling_params"), "n"))) out->usage_tells = false;
-    count_prompts(kvr_json_type_of(ids) > KVR_JSON_NULL ? ids : kvr_json_get(body, "text"), out);
+    count_prompts(kvr_json_is_given(ids) ? ids : kvr_json_get(body, "text"), out);
 }
 
 static void read_values(struct kvr_json body, enum kvr_prompt_form form, struct kvr_prompt_members *out)
@@ -311,11 +295,11 @@ static void read_values(struct kvr_json body, enum kvr_prompt_form form, struct 
     case KVR_FORM_MESSAGES: read_messages(body, out); break;
     case KVR_FORM_GENERATE: read_generate(body, out); break;
     }
-    if (is_given(salt) && !has_text(salt)) out->certainty = KVR_PROMPT_UNKNOWN;
-    if (is_given(kv)) out->as_evidence = false;
-    if (is_given(kvr_json_get(kv, "prompt_token_ids"))) out->certainty = KVR_PROMPT_UNKNOWN;
+    if (kvr_json_is_given(salt) && !has_text(salt)) out->certainty = KVR_PROMPT_UNKNOWN;
+    if (kvr_json_is_given(kv)) out->as_evidence = false;
+    if (kvr_json_has(kv, "prompt_token_ids")) out->certainty = KVR_PROMPT_UNKNOWN;
     if (leaves_tools_out(kvr_json_get(body, "tool_choice"), kvr_json_get(body, "tools"))) out->as_evidence = false;
-    if (form != KVR_FORM_GENERATE && is_given(kvr_json_get(body, "input_ids"))) out->certainty = KVR_PROMPT_UNKNOWN;
+    if (form != KVR_FORM_GENERATE && kvr_json_has(body, "input_ids")) out->certainty = KVR_PROMPT_UNKNOWN;
 }
 
 void kvr_prompt_members_read(struct kvr_json body, enum kvr_prompt_form form, struct kvr_prompt_members *out)

@@ -5,28 +5,24 @@
 #include "wire/prompt_members.h"
 #include "wire/tokenize_body.h"
 
-static bool has(struct kvr_json o, const char *key)
-{
-    return kvr_json_type_of(kvr_json_get(o, key)) > KVR_JSON_NULL;
-}
-
 bool kvr_prompt_is_text(struct kvr_json o)
 {
     static const char *const others[] = {"token_ids", "tokens", "block_hashes", "sequence_hashes"};
     for (size_t i = 0; i < KVR_ARRAY_LEN(others); i++)
-        if (has(o, others[i])) return false;
-    return has(o, "text") || has(o, "messages");
+        if (kvr_json_has(o, others[i])) return false;
+    return kvr_json_has(o, "text") || kvr_json_has(o, "messages");
 }
 
 bool kvr_prompt_question(struct kvr_json o, const char *body, size_t len, struct kvr_buf *out, const char **why)
 {
-    enum kvr_prompt_form form = has(o, "messages") ? KVR_FORM_CHAT : KVR_FORM_GENERATE;
+    enum kvr_prompt_form form = kvr_json_has(o, "messages") ? KVR_FORM_CHAT : KVR_FORM_GENERATE;
     struct kvr_prompt_members m;
     kvr_prompt_members_read(o, form, &m);
     *why = NULL;
-    if (has(o, "messages") && has(o, "text")) *why = "`text` and `messages` are both given; allowed: one of them";
+    if (kvr_json_has(o, "messages") && kvr_json_has(o, "text")) *why = "`text` and `messages` are both given; allowed: one of them";
     else if (m.multimodal) *why = "`messages` has parts that are not text, whose tokens only the engine knows";
-    else if (has(o, "truncate_prompt_tokens")) *why = "the prompt is truncated (truncate_prompt_tokens), which only the engine does";
+    else if (kvr_json_has(o, "truncate_prompt_tokens"))
+        *why = "the prompt is truncated (truncate_prompt_tokens), which only the engine does";
     if (*why) return false;
     bool ok = kvr_tokenize_body((struct kvr_json_span){body, body + len}, form, out, &m.certainty);
     if (ok && m.certainty == KVR_PROMPT_EXACT) return true;

@@ -16,7 +16,7 @@ const char *kvr_rank_member_read(struct kvr_json body, struct kvr_rank_member *o
     for (int i = 0; i < 2; i++) {
         struct kvr_json v = members[i];
         uint64_t rank;
-        if (kvr_json_type_of(v) <= KVR_JSON_NULL) continue;
+        if (!kvr_json_is_given(v)) continue;
         if (!kvr_json_as_u64(v, &rank) || rank > UINT32_MAX)
             return i ? "`routed_dp_rank` must be a whole number from 0 to 4294967295"
                      : "`data_parallel_rank` must be a whole number from 0 to 4294967295";

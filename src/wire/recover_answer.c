@@ -137,7 +137,7 @@ static bool optional_u64(struct kvr_json o, const char *key, uint64_t *out, bool
 {
     struct kvr_json v = kvr_json_get(o, key);
     *has = kvr_json_as_u64(v, out);
-    return *has || kvr_json_type_of(v) <= KVR_JSON_NULL;
+    return *has || !kvr_json_is_given(v);
 }
 
 static int read_events(struct kvr_recover_reader *r, struct kvr_json v, bool dump)

@@ -48,7 +48,7 @@ static int read_removed(struct kvr_json o, struct kvr_event *ev, struct kvr_bloc
 static bool read_lower(struct kvr_json v, struct kvr_lower *out)
 {
     uint64_t words[KVR_LOWER_WORDS];
-    if (kvr_json_type_of(v) <= KVR_JSON_NULL) return true;
+    if (!kvr_json_is_given(v)) return true;
     return kvr_json_u64_array(v, words, KVR_LOWER_WORDS) == KVR_LOWER_WORDS && kvr_lower_unpack(words, out);
 }
 
@@ -58,11 +58,11 @@ static int read_stored(struct kvr_json o, struct kvr_event *ev, struct kvr_block
     size_t n = kvr_json_count(list);
     uint64_t position = 0;
     if (kvr_json_type_of(list) != KVR_JSON_ARRAY || n > EVENT_BLOCKS_MAX) return -KVR_EFORMAT;
-    if (kvr_json_type_of(parent) > KVR_JSON_NULL) {
+    if (kvr_json_is_given(parent)) {
         if (!kvr_json_as_u64(parent, &ev->parent_hash)) return -KVR_EFORMAT;
         ev->has_parent = true;
     }
-    if (kvr_json_type_of(start) > KVR_JSON_NULL) {
+    if (kvr_json_is_given(start)) {
         if (!kvr_json_as_u64(start, &position) || position > UINT32_MAX) return -KVR_EFORMAT;
         ev->has_start_position = true;
         ev->start_position = (uint32_t)position;
@@ -89,8 +89,7 @@ int kvr_router_event_read(struct kvr_json o, struct kvr_event *out, struct kvr_b
     *out = (struct kvr_event){0};
     if (!kvr_json_as_u64(kvr_json_get(o, "worker_id"), &out->worker.worker_id)) return -KVR_EFORMAT;
     if (!kvr_json_as_u64(kvr_json_get(event, "event_id"), &out->event_id)) return -KVR_EFORMAT;
-    if (kvr_json_type_of(kvr_json_get(event, "dp_rank")) > KVR_JSON_NULL &&
-        (!kvr_json_as_u64(kvr_json_get(event, "dp_rank"), &rank) || rank > UINT32_MAX))
+    if (kvr_json_has(event, "dp_rank") && (!kvr_json_as_u64(kvr_json_get(event, "dp_rank"), &rank) || rank > UINT32_MAX))
         return -KVR_EFORMAT;
     out->worker.dp_rank = (uint32_t)rank;
     if (!read_tier(kvr_json_get(o, "storage_tier"), &out->tier)) return -KVR_EFORMAT;

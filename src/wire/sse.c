@@ -4,16 +4,11 @@
 
 #include <string.h>
 
-static bool is_text(const char *s, size_t len, const char *text)
-{
-    return len == strlen(text) && memcmp(s, text, len) == 0;
-}
-
 static void on_event_name(struct kvr_sse *s, const char *name, size_t len)
 {
     static const char *const last[] = {"message_stop", "response.completed", "response.failed", "response.incomplete"};
-    for (size_t i = 0; i < KVR_ARRAY_LEN(last); i++) s->ending |= is_text(name, len, last[i]);
-    s->has_error |= is_text(name, len, "error") || is_text(name, len, "response.failed");
+    for (size_t i = 0; i < KVR_ARRAY_LEN(last); i++) s->ending |= kvr_span_is(name, len, last[i]);
+    s->has_error |= kvr_span_is(name, len, "error") || kvr_span_is(name, len, "response.failed");
 }
 
 /* Usage is the event's, its message's or its response's; the last that is given counts. */
@@ -21,7 +16,7 @@ static void on_telling(struct kvr_sse *s, struct kvr_json root)
 {
     static const char *const inner[] = {"message", "response"};
     struct kvr_usage usage;
-    s->has_error |= kvr_json_type_of(kvr_json_get(root, "error")) > KVR_JSON_NULL;
+    s->has_error |= kvr_json_has(root, "error");
     kvr_openai_usage(root, &usage);
     for (size_t i = 0; i < KVR_ARRAY_LEN(inner) && !usage.present; i++) kvr_openai_usage(kvr_json_get(root, inner[i]), &usage);
     if (usage.present) s->usage = usage;
@@ -100,7 +95,7 @@ static struct names names_in(const char *data, size_t len)
 static void on_data(struct kvr_sse *s, struct kvr_json_parser *p, const char *data, size_t len)
 {
     struct kvr_json root;
-    if (is_text(data, len, "[DONE]")) {
+    if (kvr_span_is(data, len, "[DONE]")) {
         s->ending = true;
         return;
     }

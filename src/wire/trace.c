@@ -44,11 +44,6 @@ static bool read_output(struct kvr_json root, uint64_t *out)
     return kvr_json_as_u64(kvr_json_get(root, "output_length"), out) && *out <= KVR_TRACE_OUTPUT_MAX;
 }
 
-static bool has(struct kvr_json o, const char *key)
-{
-    return kvr_json_type_of(kvr_json_get(o, key)) > KVR_JSON_NULL;
-}
-
 int kvr_trace_parse(struct kvr_json_parser *p, const char *line, size_t len, struct kvr_trace_row *out, const char **why)
 {
     struct kvr_json root, ids;
@@ -61,7 +56,7 @@ int kvr_trace_parse(struct kvr_json_parser *p, const char *line, size_t len, str
     *why = "`timestamp` must be a number of milliseconds";
     if (!kvr_json_as_double(kvr_json_get(root, "timestamp"), &ts) || ts < 0 || ts > 1e15) return -KVR_EFORMAT;
     r.timestamp_ms = (uint64_t)ts;
-    if (has(root, "messages") || has(root, "prompt")) {
+    if (kvr_json_has(root, "messages") || kvr_json_has(root, "prompt")) {
         *why = "`output_length` must be a whole number up to 16777216";
         if (!read_output(root, &r.output_length)) return -KVR_EFORMAT;
         rc = take_text(line, len, &r, why);

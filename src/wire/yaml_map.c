@@ -91,26 +91,20 @@ static int read_document(const struct kvr_yaml *y, yaml_parser_t *parser, kvr_ya
     return rc;
 }
 
-int kvr_yaml_parse_all(const char *name, const void *text, size_t len, kvr_yaml_root_fn *fn, void *arg, struct kvr_yaml_findings *all,
-                       char *err, size_t cap)
+static int parse(const struct kvr_yaml_source *from, kvr_yaml_root_fn *fn, void *arg, char *err, size_t cap)
 {
     yaml_parser_t parser;
     yaml_document_t doc;
-    struct kvr_yaml y = {&doc, name, err, cap, all, false};
+    struct kvr_yaml y = {&doc, from->name, err, cap, from->all, false};
     int rc = 0;
-    if (directives(text, len) > DIRECTIVES_MAX) return refuse_at(&y, 1, "there are too many directives (%); allowed: 16");
+    if (directives(from->text, from->len) > DIRECTIVES_MAX) return refuse_at(&y, 1, "there are too many directives (%); allowed: 16");
     for (int pass = 0; pass < 2 && rc == 0; pass++) {
         if (!yaml_parser_initialize(&parser)) return refuse_at(&y, 1, "out of memory");
-        yaml_parser_set_input_string(&parser, text, len);
+        yaml_parser_set_input_string(&parser, from->text, from->len);
         rc = pass ? read_document(&y, &parser, fn, arg) : survey(&y, &parser);
         yaml_parser_delete(&parser);
     }
     return rc;
-}
-
-int kvr_yaml_parse(const char *name, const void *text, size_t len, kvr_yaml_root_fn *fn, void *arg, char *err, size_t cap)
-{
-    return kvr_yaml_parse_all(name, text, len, fn, arg, NULL, err, cap);
 }
 
 /* ---- files ------------------------------------------------------------------------------------------- */
@@ -154,22 +148,19 @@ int kvr_yaml_load(const char *path, char **text, size_t *len, char *err, size_t 
     return 0;
 }
 
-int kvr_yaml_read_all(const char *path, kvr_yaml_root_fn *fn, void *arg, struct kvr_yaml_findings *all, char *err, size_t cap)
+int kvr_yaml_read(const struct kvr_yaml_source *from, kvr_yaml_root_fn *fn, void *arg, char *err, size_t cap)
 {
+    struct kvr_yaml_source loaded = *from;
     char *text;
-    size_t len;
-    if (kvr_yaml_load(path, &text, &len, err, cap)) {
-        if (all) all->unreadable = true;
-        return found(&(struct kvr_yaml){NULL, path, err, cap, all, false});
+    if (from->text) return parse(from, fn, arg, err, cap);
+    if (kvr_yaml_load(from->name, &text, &loaded.len, err, cap)) {
+        if (from->all) from->all->unreadable = true;
+        return found(&(struct kvr_yaml){NULL, from->name, err, cap, from->all, false});
     }
-    int rc = kvr_yaml_parse_all(path, text, len, fn, arg, all, err, cap);
+    loaded.text = text;
+    int rc = parse(&loaded, fn, arg, err, cap);
     free(text);
     return rc;
-}
-
-int kvr_yaml_read(const char *path, kvr_yaml_root_fn *fn, void *arg, char *err, size_t cap)
-{
-    return kvr_yaml_read_all(path, fn, arg, NULL, err, cap);
 }
 
 /* ---- mappings and lists ------------------------------------------------------------------------------ */

@@ -43,16 +43,17 @@ typedef int kvr_yaml_key_fn(const struct kvr_yaml *y, const char *key, const yam
 /* What is done with an item of a list. */
 typedef int kvr_yaml_item_fn(const struct kvr_yaml *y, yaml_node_t *item, void *arg);
 
-/* Parses `text` and hands its root over; NULL: the document is empty. There may be one document, nested 32 deep, with
- * 256 anchors. Returns: what fn returns; -1 with the
- * reason in err when the text is no YAML or there is no memory. */
-int kvr_yaml_parse(const char *name, const void *text, size_t len, kvr_yaml_root_fn *fn, void *arg, char *err, size_t cap);
-/* The same of a file of at most KVR_YAML_FILE_MAX bytes. */
-int kvr_yaml_read(const char *path, kvr_yaml_root_fn *fn, void *arg, char *err, size_t cap);
-/* The same two, for somebody who wants to hear of everything that is wrong; all NULL: nobody does. */
-int kvr_yaml_parse_all(const char *name, const void *text, size_t len, kvr_yaml_root_fn *fn, void *arg, struct kvr_yaml_findings *all,
-                       char *err, size_t cap);
-int kvr_yaml_read_all(const char *path, kvr_yaml_root_fn *fn, void *arg, struct kvr_yaml_findings *all, char *err, size_t cap);
+/* Where a document is. */
+struct kvr_yaml_source {
+    const char *name; /* stands for it in messages */
+    const void *text; /* NULL: it is the file of that name, of at most KVR_YAML_FILE_MAX bytes */
+    size_t len;
+    struct kvr_yaml_findings *all; /* who wants to hear of everything that is wrong; NULL: nobody does */
+};
+
+/* Parses the document and hands its root over; NULL: it is empty. There may be one document, nested 32 deep, with 256 anchors. Returns:
+ * what fn returns; -1 with the reason in err when there is no such file, the text is no YAML or there is no memory. */
+int kvr_yaml_read(const struct kvr_yaml_source *from, kvr_yaml_root_fn *fn, void *arg, char *err, size_t cap);
 /* A file's bytes, or a pipe's: whoever writes into it may take up to 10 s between two bytes. The caller frees *text. Returns: 0, or -1
  * with the reason in err: "cannot read 'FILE': ...". */
 int kvr_yaml_load(const char *path, char **text, size_t *len, char *err, size_t cap);

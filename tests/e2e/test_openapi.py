@@ -30,7 +30,7 @@ def table(text, start):
 
 def admin_routes():
     names = {"get": "get", "post": "post", "bare": "post", "put": "put"}
-    routes = {path: {names[n] for n in re.findall(r"\.(\w+) =", rest)} for path, rest in table(source("serve/admin/admin.c"), "} routes[] = {")}
+    routes = {path: {names[n] for n in re.findall(r"\.(\w+) =", rest) if n in names} for path, rest in table(source("serve/admin/admin.c"), "} routes[] = {")}
     verbs = re.findall(r'!kvr_text_is\(verb, "(\w+)"\)', source("serve/admin/selection.c"))
     assert len(verbs) == 3
     return {**routes, "/": {"get"}, "/page/{name}": {"get"}, "/workers/{id}": {"patch", "delete"}, "/reservations/{id}": {"delete"}, **{f"/reservations/{{id}}/{v}": {"post"} for v in verbs}}

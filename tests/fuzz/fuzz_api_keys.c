@@ -18,7 +18,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct api_keys k;
     char err[512] = "";
     if (size > 1 << 14) return 0;
-    if (api_keys_parse("k.yaml", data, size, &k, err, sizeof err)) {
+    if (api_keys_read(&(struct kvr_yaml_source){"k.yaml", data, size, NULL}, &k, err, sizeof err)) {
         KVR_ASSERT(strncmp(err, "k.yaml:", 7) == 0 && strlen(err) > 10 && !k.keys && !k.models);
         return 0;
     }

@@ -21,7 +21,8 @@ static void write_and_read(const struct models_file *f)
     struct kvr_buf once = {0}, twice = {0};
     char err[512];
     models_file_write(f, &once);
-    KVR_ASSERT(!once.failed && models_file_parse("again", once.data, once.len, &again, err, sizeof err) == 0);
+    KVR_ASSERT(!once.failed &&
+               models_file_read(&(struct kvr_yaml_source){"again", once.data, once.len, NULL}, &again, err, sizeof err) == 0);
     models_file_write(&again, &twice);
     KVR_ASSERT(once.len == twice.len && !memcmp(once.data, twice.data, once.len));
     models_file_free(&again);
@@ -34,7 +35,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct models_file f;
     char err[512] = "";
     if (size > 1 << 16) return 0;
-    if (models_file_parse("m.yaml", data, size, &f, err, sizeof err)) {
+    if (models_file_read(&(struct kvr_yaml_source){"m.yaml", data, size, NULL}, &f, err, sizeof err)) {
         KVR_ASSERT(strncmp(err, "m.yaml:", 7) == 0 && strlen(err) > 10);
         return 0;
     }

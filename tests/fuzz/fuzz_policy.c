@@ -36,7 +36,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct policy_file f;
     char err[512] = "";
     if (size > 1 << 16) return 0;
-    if (policy_file_parse("p.yaml", data, size, &f, err, sizeof err)) {
+    if (policy_file_read(&(struct kvr_yaml_source){"p.yaml", data, size, NULL}, &f, err, sizeof err)) {
         KVR_ASSERT(strncmp(err, "p.yaml:", 7) == 0 && strlen(err) > 10);
         return 0;
     }

@@ -6,7 +6,7 @@
 
 static int parse(const char *text, struct api_keys *k, char err[512])
 {
-    return api_keys_parse("k.yaml", text, strlen(text), k, err, 512);
+    return api_keys_read(&(struct kvr_yaml_source){"k.yaml", text, strlen(text), NULL}, k, err, 512);
 }
 
 static void a_file_is_read_with_what_each_key_inherits(void **)

@@ -14,7 +14,7 @@ static struct models_file read_or_fail(const char *text)
 {
     struct models_file f;
     char err[512] = "";
-    if (models_file_parse("m.yaml", text, strlen(text), &f, err, sizeof err)) fail_msg("%s", err);
+    if (models_file_read(&(struct kvr_yaml_source){"m.yaml", text, strlen(text), NULL}, &f, err, sizeof err)) fail_msg("%s", err);
     return f;
 }
 
@@ -109,7 +109,8 @@ static void mistakes_are_named_with_line_and_key(void **)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct models_file f;
         char err[512] = "";
-        assert_int_equal(models_file_parse("m.yaml", cases[i].text, strlen(cases[i].text), &f, err, sizeof err), -1);
+        assert_int_equal(
+            models_file_read(&(struct kvr_yaml_source){"m.yaml", cases[i].text, strlen(cases[i].text), NULL}, &f, err, sizeof err), -1);
         assert_string_equal(err, cases[i].err);
     }
 }
@@ -137,7 +138,7 @@ static void chains_of_eight_steps_are_followed_and_no_longer_ones(void **)
     assert_string_equal(models_file_resolve(&f, "a1", "", 0), "end");
     models_file_free(&f);
     snprintf(text + len, sizeof text - len, ", a0: {alias_of: a1}}");
-    assert_int_equal(models_file_parse("m.yaml", text, strlen(text), &f, err, sizeof err), -1);
+    assert_int_equal(models_file_read(&(struct kvr_yaml_source){"m.yaml", text, strlen(text), NULL}, &f, err, sizeof err), -1);
     assert_string_equal(err, "m.yaml:1: a0: its targets lead in a circle, or over more than 8 steps");
 }
 

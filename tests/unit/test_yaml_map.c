@@ -36,7 +36,7 @@ static struct kvr_buf all_of(const char *text, size_t len, double *sum, unsigned
     struct kvr_yaml_findings all = {.fn = collect, .arg = &told};
     char err[256];
     *sum = 0;
-    kvr_yaml_parse_all("f", text, len, numbers, sum, &all, err, sizeof err);
+    kvr_yaml_read(&(struct kvr_yaml_source){"f", text, len, &all}, numbers, sum, err, sizeof err);
     kvr_buf_add(&told, "", 1);
     *n = all.n;
     return told;
@@ -60,7 +60,7 @@ static void only_the_first_is_told_to_who_wants_no_more(void **)
     static const char text[] = "x: 2\ny: -1\n";
     double sum = 0;
     char err[256];
-    assert_int_equal(kvr_yaml_parse("f", text, sizeof text - 1, numbers, &sum, err, sizeof err), -1);
+    assert_int_equal(kvr_yaml_read(&(struct kvr_yaml_source){"f", text, sizeof text - 1, NULL}, numbers, &sum, err, sizeof err), -1);
     assert_string_equal(err, "f:1: x: unknown");
 }
 
@@ -244,7 +244,7 @@ static void a_mapping_says_the_same_with_lines_and_commas(void **)
     static const char text[] = "model: 'a,b'\nurl: http://a\ntaint:\n- x\n- y\n";
     struct kvr_entry e;
     char err[256] = "";
-    assert_int_equal(kvr_yaml_parse("f", text, sizeof text - 1, an_entry, &e, err, sizeof err), 0);
+    assert_int_equal(kvr_yaml_read(&(struct kvr_yaml_source){"f", text, sizeof text - 1, NULL}, an_entry, &e, err, sizeof err), 0);
     struct kvr_buf b = say(&e);
     assert_string_equal(b.data, "http://a|model|a,b|1|taint|x|4|taint|y|5");
     assert_string_equal(e.file, "f");
@@ -267,7 +267,8 @@ static void a_mapping_without_its_head_or_with_more_than_texts_is_refused(void *
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct kvr_entry e;
         char err[256] = "";
-        assert_int_equal(kvr_yaml_parse("f", cases[i].text, strlen(cases[i].text), an_entry, &e, err, sizeof err), -1);
+        assert_int_equal(
+            kvr_yaml_read(&(struct kvr_yaml_source){"f", cases[i].text, strlen(cases[i].text), NULL}, an_entry, &e, err, sizeof err), -1);
         assert_string_equal(err, cases[i].err);
     }
 }
@@ -278,7 +279,7 @@ static void a_mapping_that_is_joined_is_split_again_as_it_was(void **)
     struct kvr_buf b = {0};
     struct kvr_entry e;
     char err[256] = "";
-    assert_int_equal(kvr_yaml_parse("f", text, sizeof text - 1, joined, &b, err, sizeof err), 0);
+    assert_int_equal(kvr_yaml_read(&(struct kvr_yaml_source){"f", text, sizeof text - 1, NULL}, joined, &b, err, sizeof err), 0);
     kvr_buf_add(&b, "", 1);
     assert_string_equal(b.data, "model=a\\,b,events=tcp://{host}:1,tp=2");
     struct kvr_buf whole = {0}, parts;
@@ -291,7 +292,7 @@ static void a_mapping_that_is_joined_is_split_again_as_it_was(void **)
     kvr_buf_free(&b);
     kvr_entry_free(&e);
     b = (struct kvr_buf){0};
-    assert_int_equal(kvr_yaml_parse("f", bad, sizeof bad - 1, joined, &b, err, sizeof err), -1);
+    assert_int_equal(kvr_yaml_read(&(struct kvr_yaml_source){"f", bad, sizeof bad - 1, NULL}, joined, &b, err, sizeof err), -1);
     assert_string_equal(err, "f:1: k: a value that does not end in \\ is expected");
     kvr_buf_free(&b);
 }

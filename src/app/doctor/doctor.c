@@ -113,14 +113,15 @@ static void report_tiers(struct doctor *d, const char *subject, unsigned rank, s
 static bool is_of_plane(struct kvr_json views)
 {
     bool any = false;
-    for (size_t i = 0; i < kvr_json_count(views); i++) any |= kvr_json_is_str(kvr_json_get(kvr_json_at(views, i), "endpoint"), "plane");
+    for (struct kvr_json_iter i = kvr_json_iter(views); kvr_json_next(&i);)
+        any |= kvr_json_is_str(kvr_json_get(i.value, "endpoint"), "plane");
     return any;
 }
 
 static void report_views(struct doctor *d, const char *subject, struct kvr_json views)
 {
-    for (size_t i = 0; i < kvr_json_count(views); i++) {
-        struct kvr_json v = kvr_json_at(views, i);
+    for (struct kvr_json_iter i = kvr_json_iter(views); kvr_json_next(&i);) {
+        struct kvr_json v = i.value;
         char reason[160], trust[16];
         text_of(v, "reason", reason, sizeof reason);
         text_of(v, "trust", trust, sizeof trust);
@@ -139,10 +140,10 @@ static void report_views(struct doctor *d, const char *subject, struct kvr_json 
 /* What the router has found wrong with what the engine says of itself. */
 static void report_notes(struct doctor *d, const char *subject, struct kvr_json notes)
 {
-    for (size_t i = 0; i < kvr_json_count(notes); i++) {
+    for (struct kvr_json_iter i = kvr_json_iter(notes); kvr_json_next(&i);) {
         const char *s;
         size_t n;
-        if (kvr_json_as_str(kvr_json_at(notes, i), &s, &n)) found(d, PROBLEM, subject, "configuration", "", "%.*s", (int)n, s);
+        if (kvr_json_as_str(i.value, &s, &n)) found(d, PROBLEM, subject, "configuration", "", "%.*s", (int)n, s);
     }
 }
 
@@ -286,8 +287,8 @@ static void take_listener(struct listing *l, const struct kvr_json_iter *rank)
 static void examine_indexer(struct doctor *d, const char *base, struct kvr_json list)
 {
     struct listing l = {.d = d};
-    for (size_t i = 0; i < kvr_json_count(list); i++) {
-        struct kvr_json w = kvr_json_at(list, i);
+    for (struct kvr_json_iter i = kvr_json_iter(list); kvr_json_next(&i);) {
+        struct kvr_json w = i.value;
         snprintf(l.subject, sizeof l.subject, "instance %llu", (unsigned long long)number_of(w, "instance_id", 0));
         l.block_size = (uint32_t)KVR_MIN(number_of(w, "block_size", 16), (uint64_t)65536);
         for (struct kvr_json_iter r = kvr_json_iter(kvr_json_get(w, "listeners")); kvr_json_next(&r);) take_listener(&l, &r);
@@ -373,7 +374,7 @@ static void examine_data_port(struct doctor *d, const char *base)
     struct kvr_json o;
     char url[320], text[PROBE_WORDS * PROBE_WORD_BYTES + 1];
     size_t n = 0;
-    uint64_t state = kvr_now_ns(kvr_clock_monotonic()), cached = 0;
+    uint64_t state = kvr_monotonic_ns(), cached = 0;
     for (int i = 0, words = probe_words(d, base); i < words; i++) {
         state = kvr_mix64(state + 1);
         n += (size_t)snprintf(text + n, sizeof text - n, "%05u ", (unsigned)(state % 100000));

@@ -65,9 +65,9 @@ static bool status_of(struct exam *e, uint32_t rank, struct kvr_view_status *out
     return false;
 }
 
-static void pause_ms(unsigned ms)
+static void pause_a_moment(void)
 {
-    usleep(ms * 1000);
+    usleep(50 * 1000);
 }
 
 /* Connects to every rank's events. Returns: how many ranks have any. */
@@ -111,8 +111,7 @@ static void take_model(struct exam *e, struct kvr_json v)
     if (lora && !e->lora[0]) snprintf(e->lora, sizeof e->lora, "%.*s", (int)n, id);
     if (!lora && !e->model_len) (void)kvr_json_as_u64(kvr_json_get(v, "max_model_len"), &e->model_len);
     if (!lora && !e->model[0]) snprintf(e->model, sizeof e->model, "%.*s", (int)n, id);
-    if (!lora && !e->root[0] && strlen(e->model) == n && !memcmp(e->model, id, n) && kvr_json_as_str(kvr_json_get(v, "root"), &id, &m) &&
-        m < sizeof e->root)
+    if (!lora && !e->root[0] && kvr_span_is(id, n, e->model) && kvr_json_as_str(kvr_json_get(v, "root"), &id, &m) && m < sizeof e->root)
         snprintf(e->root, sizeof e->root, "%.*s", (int)m, id);
 }
 
@@ -186,7 +185,7 @@ static size_t blocks_seen(struct exam *e, uint32_t rank, const char *lora, const
     long n = kvr_hash_locals(e->tokens, e->tokens_n, e->t->block_size, false, seed, NULL, 0, locals);
     size_t best = 0;
     for (int i = 0; i < 60 && best < want && n > 0; i++) {
-        if (i) pause_ms(50);
+        if (i) pause_a_moment();
         long k = kvr_index_match(e->reader, locals, (size_t)n, out, RANKS_MAX);
         for (long j = 0; j < k; j++)
             if (out[j].worker.dp_rank == rank) best = KVR_MAX(best, (size_t)out[j].depth);
@@ -202,7 +201,7 @@ static void check_stream(struct exam *e, uint32_t rank)
 {
     struct kvr_view_status st = {0};
     const char *events = e->t->events[rank - e->t->dp_start], *replay = e->t->replay[rank - e->t->dp_start];
-    for (int i = 0; i < 60 && (!status_of(e, rank, &st) || !st.connected || (st.can_replay && !st.settled)); i++) pause_ms(50);
+    for (int i = 0; i < 60 && (!status_of(e, rank, &st) || !st.connected || (st.can_replay && !st.settled)); i++) pause_a_moment();
     if (!st.connected) {
         SAY(e, PROBLEM, "events endpoint", "start the engine with KV events on (vLLM: --kv-events-config) and open the port",
             "no publisher listens on %s (rank %u)", events, rank);
@@ -308,7 +307,7 @@ static bool send_probe(struct exam *e, uint32_t rank, struct kvr_buf *text, stru
     if (!complete(e, e->model, text->data, NULL, rank, &cached)) return false;
     (void)status_of(e, rank, &after);
     for (int i = 0; i < 40 && after.connected && after.batches == before.batches; i++) {
-        pause_ms(50);
+        pause_a_moment();
         (void)status_of(e, rank, &after);
     }
     p->connected = after.connected;
@@ -405,21 +404,18 @@ static void check_router(struct exam *e, uint32_t rank, size_t want)
     char url[320];
     uint64_t have = 0;
     if (!e->t->router[0]) return;
-    kvr_buf_str(&b, "{\"token_ids\":[");
-    for (size_t i = 0; i < e->tokens_n; i++) kvr_buf_printf(&b, "%s%u", i ? "," : "", e->tokens[i]);
-    kvr_buf_str(&b, "]");
-    b.comma = true;
+    kvr_json_printf(&b, "{'token_ids':");
+    kvr_json_u32s(&b, e->tokens, e->tokens_n);
     if (e->t->model[0]) kvr_json_put_str(&b, "model_name", e->t->model);
-    kvr_buf_str(&b, "}");
+    kvr_json_close(&b, '}');
     kvr_buf_add(&b, "", 1);
     snprintf(url, sizeof url, "%s/overlap_scores", e->t->router);
-    for (int i = 0; i < 40 && have < want && !b.failed; i++) {
-        if (i) pause_ms(50);
+    for (int turn = 0; turn < 40 && have < want && !b.failed; turn++) {
+        if (turn) pause_a_moment();
         fetch(e->d, url, b.data, "", e->d->key, &e->f);
         if (!fetched_json(e->d, &e->f, &o)) break;
-        struct kvr_json list = kvr_json_get(o, "workers");
-        for (size_t k = 0; k < kvr_json_count(list); k++) {
-            struct kvr_json w = kvr_json_at(list, k);
+        for (struct kvr_json_iter i = kvr_json_iter(kvr_json_get(o, "workers")); kvr_json_next(&i);) {
+            struct kvr_json w = i.value;
             uint64_t id, dp, n;
             if (kvr_json_as_u64(kvr_json_get(w, "worker_id"), &id) && id == e->t->worker_id &&
                 kvr_json_as_u64(kvr_json_get(w, "dp_rank"), &dp) && dp == rank && kvr_json_as_u64(kvr_json_get(w, "device_blocks"), &n))
@@ -471,7 +467,7 @@ void engine_examine(struct doctor *d, struct engine_target *t)
     if (!e) return;
     e->d = d;
     e->t = t;
-    e->rng.state = kvr_now_ns(kvr_clock_monotonic());
+    e->rng.state = kvr_monotonic_ns();
     bool up = !t->url[0] || is_reachable(e);
     bool made = kvr_index_create(NULL, &e->index) == 0 && kvr_index_reader_create(e->index, &e->reader) == 0 &&
                 kvr_ingest_create(&h, 2, &e->ingest) == 0;

@@ -114,8 +114,8 @@ static void learn_endpoints(struct engine_target *t, const struct kvr_engine_fac
     for (uint32_t r = 0; r < t->dp_size; r++) {
         const struct kvr_engine_rank *e = kvr_engine_facts_rank(f, t->dp_start + r);
         if (!e || !e->events || events) continue; /* a replay endpoint is of its own stream alone */
-        (void)kvr_ingest_endpoint_at(at.host, e->events, t->events[r], sizeof t->events[r]);
-        if (e->replay && !replay && !t->recover[0]) (void)kvr_ingest_endpoint_at(at.host, e->replay, t->replay[r], sizeof t->replay[r]);
+        kvr_ingest_endpoint_at(at.host, e->events, t->events[r], sizeof t->events[r]);
+        if (e->replay && !replay && !t->recover[0]) kvr_ingest_endpoint_at(at.host, e->replay, t->replay[r], sizeof t->replay[r]);
     }
 }
 

@@ -78,7 +78,7 @@ static void post(struct replay *r)
 
 static uint64_t elapsed_ms(const struct replay *r)
 {
-    return (kvr_now_ns(kvr_clock_monotonic()) - r->began_ns) / 1000000;
+    return (kvr_monotonic_ns() - r->began_ns) / 1000000;
 }
 
 /* Waits until it is the event's time. Returns: false: the end comes before. */
@@ -148,7 +148,7 @@ static int take_file(struct replay *r, const char *path)
 
 static int report(struct replay *r)
 {
-    double seconds = (double)(kvr_now_ns(kvr_clock_monotonic()) - r->began_ns) / 1e9;
+    double seconds = (double)(kvr_monotonic_ns() - r->began_ns) / 1e9;
     const char *why = NULL;
     bool valid = !r->index || kvr_index_validate(r->index, &why);
     printf("%llu events in %.3f s: %llu stored, %llu removed, %llu cleared; %llu failed to apply, %llu bad lines\n",
@@ -181,7 +181,7 @@ static bool open_sink(struct replay *r)
 
 int events_main(const struct events_options *o)
 {
-    struct replay r = {.o = o, .json = kvr_json_parser_new(), .began_ns = kvr_now_ns(kvr_clock_monotonic())};
+    struct replay r = {.o = o, .json = kvr_json_parser_new(), .began_ns = kvr_monotonic_ns()};
     int rc = r.json && open_sink(&r) ? 0 : 2;
     for (size_t i = 0; i < o->files_n && rc == 0 && !r.over && !r.broken; i++) rc = take_file(&r, o->files[i]);
     if (rc == 0 && o->to) post(&r);

@@ -15,9 +15,9 @@ static void answer_with(struct request *rq, int status, const char *type, const 
     kvr_http_reply(rq->conn, status, type, head, body, len);
 }
 
-void answer_body(struct request *rq, int status, const char *extra, const char *body, size_t len)
+void answer_body(struct request *rq, int status, const char *body, size_t len)
 {
-    answer_with(rq, status, JSON_TYPE, extra, body, len);
+    answer_with(rq, status, JSON_TYPE, NULL, body, len);
 }
 
 void answer_empty(struct request *rq, int status)
@@ -76,7 +76,7 @@ int body_text(struct request *rq, struct kvr_json o, const char *key, bool requi
 {
     struct kvr_json v = kvr_json_get(o, key);
     out[0] = 0;
-    if (kvr_json_type_of(v) <= KVR_JSON_NULL) {
+    if (!kvr_json_is_given(v)) {
         if (!required) return 0;
         answer_error(rq, 422, "missing field `%s`", key);
         return -1;

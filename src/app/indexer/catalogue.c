@@ -29,9 +29,7 @@ void partition_unref(struct partition *p)
 static struct partition *find_locked(const struct indexer *x, const char *model, size_t model_len, const char *group, size_t group_len)
 {
     for (struct partition *p = x->partitions; p; p = p->next)
-        if (strlen(p->model) == model_len && strlen(p->group) == group_len && memcmp(p->model, model, model_len) == 0 &&
-            memcmp(p->group, group, group_len) == 0)
-            return p;
+        if (kvr_span_is(model, model_len, p->model) && kvr_span_is(group, group_len, p->group)) return p;
     return NULL;
 }
 
@@ -300,10 +298,8 @@ static bool endpoint_ok(const char *e)
     if (strncmp(e, "inproc://", 9) == 0) return e[9] != 0;
     if (strncmp(e, "tcp://", 6) != 0) return false;
     const char *colon = strrchr(e + 6, ':');
-    if (!colon || colon == e + 6 || !colon[1] || strlen(colon + 1) > 5) return false;
-    for (const char *p = colon + 1; *p; p++)
-        if (*p < '0' || *p > '9') return false;
-    return strtoul(colon + 1, NULL, 10) <= 65535;
+    uint64_t port;
+    return colon && colon > e + 6 && strlen(colon + 1) <= 5 && kvr_parse_u64(colon + 1, strlen(colon + 1), 65535, &port);
 }
 
 /* In one piece of memory. */

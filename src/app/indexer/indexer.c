@@ -7,7 +7,6 @@
 #include <errno.h>
 #include <signal.h>
 #include <string.h>
-#include <sys/resource.h>
 
 enum { SWEEP_MS = 1000 };
 
@@ -374,14 +373,6 @@ static int run(struct indexer *x)
     return 0;
 }
 
-static void raise_file_limit(void)
-{
-    struct rlimit r;
-    if (getrlimit(RLIMIT_NOFILE, &r) || r.rlim_cur >= r.rlim_max) return;
-    r.rlim_cur = r.rlim_max;
-    setrlimit(RLIMIT_NOFILE, &r);
-}
-
 int indexer_main(const struct indexer_options *o)
 {
     struct indexer *x = calloc(1, sizeof *x);
@@ -396,7 +387,7 @@ int indexer_main(const struct indexer_options *o)
     kvr_lock_init(&x->change_lock, KVR_LOCK_INDEXER_CHANGES);
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN); /* a file that may not grow is an error of a write */
-    raise_file_limit();
+    kvr_http_descriptors_raise();
     kvr_jobs_reserve_threads(o->threads);
     uv_loop_init(&x->main_loop);
     int rc = run(x);

@@ -252,7 +252,7 @@ static void answer(struct request *rq, struct partition *p, size_t n, uint64_t i
     }
     kvr_json_close(b, '}');
     if (b->failed) answer_error(rq, 503, "out of memory");
-    else answer_body(rq, 200, NULL, b->data, b->len);
+    else answer_body(rq, 200, b->data, b->len);
 }
 
 /* ---- the questions ------------------------------------------------------------------------------------------- */
@@ -345,15 +345,15 @@ void query_by_hash(struct request *rq, struct kvr_json o)
     struct partition *p;
     uint64_t isl = 0;
     size_t n;
-    if (!kvr_json_as_u64(told, &isl) && kvr_json_type_of(told) > KVR_JSON_NULL) {
+    if (!kvr_json_as_u64(told, &isl) && kvr_json_is_given(told)) {
         answer_error(rq, 422, "field `isl_tokens` must be a number of tokens");
         return;
     }
-    if (kvr_json_type_of(kvr_json_get(o, "cache_salt")) > KVR_JSON_NULL) {
+    if (kvr_json_has(o, "cache_salt")) {
         answer_error(rq, 400, "cache_salt is not accepted here: block_hashes must already include the salt");
         return;
     }
-    if (kvr_json_type_of(kvr_json_get(o, "block_mm_infos")) > KVR_JSON_NULL) {
+    if (kvr_json_has(o, "block_mm_infos")) {
         answer_error(rq, 400, "block_mm_infos is not accepted here: block_hashes must already include the objects");
         return;
     }
@@ -371,8 +371,8 @@ static void service_reply(struct request *rq, int status)
 {
     static const char no_memory[] = "{\"Error\":\"out of memory\"}";
     const struct kvr_buf *b = &rq->loop->body;
-    if (b->failed) answer_body(rq, 503, NULL, no_memory, sizeof no_memory - 1);
-    else answer_body(rq, status, NULL, b->data, b->len);
+    if (b->failed) answer_body(rq, 503, no_memory, sizeof no_memory - 1);
+    else answer_body(rq, status, b->data, b->len);
 }
 
 static void service_error(struct request *rq, int status, const char *text)

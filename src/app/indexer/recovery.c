@@ -243,11 +243,10 @@ static void on_body(struct kvr_http_call *, void *ctx, const char *data, size_t 
     r->error = kvr_dump_stream_feed(&r->dump, data, len);
 }
 
-static void on_done(struct kvr_http_call *call, void *ctx)
+static void on_done(struct kvr_http_call *, void *ctx)
 {
     struct recovery *r = ctx;
     char why[96];
-    (void)call;
     r->call = NULL;
     snprintf(why, sizeof why, "status %d", r->status);
     if (r->status / 100 != 2) {
@@ -264,10 +263,9 @@ static void on_done(struct kvr_http_call *call, void *ctx)
     }
 }
 
-static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failure, const char *text)
+static void on_failed(struct kvr_http_call *, void *ctx, enum kvr_http_failure, const char *text)
 {
     struct recovery *r = ctx;
-    (void)call;
     r->call = NULL;
     fail(r, text);
 }
@@ -322,7 +320,7 @@ static void copy_peers(struct recovery *r)
 /* A view that is connected and will not become whole by itself. */
 static bool lost_a_view(const struct kvr_view_status *st, size_t n)
 {
-    uint64_t now = kvr_now_ns(kvr_clock_monotonic());
+    uint64_t now = kvr_monotonic_ns();
     for (size_t i = 0; i < n; i++) {
         bool waits =
             st[i].knowledge == KVR_VIEW_WHOLE || st[i].repairing || !st[i].settled || st[i].paused || st[i].failed || !st[i].connected;

@@ -16,7 +16,7 @@ extern const char openapi_indexer[]; /* openapi.yaml */
 static int number(struct request *rq, struct kvr_json o, const char *key, bool required, uint64_t max, uint64_t *out)
 {
     struct kvr_json v = kvr_json_get(o, key);
-    if (kvr_json_type_of(v) <= KVR_JSON_NULL) {
+    if (!kvr_json_is_given(v)) {
         if (!required) return 0;
         answer_error(rq, 422, "missing field `%s`", key);
         return -1;
@@ -213,7 +213,7 @@ static void post_query(struct request *rq, struct kvr_json o)
     } else {
         text_make(rq->loop->indexer, o, hr->body, hr->body_len, &text);
         query_by_text(rq, o, &text);
-        text_free(&text);
+        kvr_ids_unref(text.ids);
     }
 }
 
@@ -330,7 +330,7 @@ static void on_large_body(struct kvr_json_body *b)
 
 static void on_large_over(struct kvr_json_body *b)
 {
-    text_free(&((struct large_body *)b)->text);
+    kvr_ids_unref(((struct large_body *)b)->text.ids);
 }
 
 static enum kvr_json_wanted wanted_of(const struct request *rq)
@@ -380,7 +380,7 @@ void routes_on_request(struct kvr_http_conn *c, void *ctx)
     struct loop *l = ctx;
     struct indexer *x = l->indexer;
     const struct kvr_http_request *hr = kvr_http_conn_request(c);
-    struct request rq = {.loop = l, .conn = c, .at = route_of(x, hr->path), .started_ns = kvr_now_ns(kvr_clock_monotonic())};
+    struct request rq = {.loop = l, .conn = c, .at = route_of(x, hr->path), .started_ns = kvr_monotonic_ns()};
     struct kvr_text trace = x->o->access_log ? kvr_headers_get(hr->headers, x->o->trace_header) : (struct kvr_text){0};
     if (hr->is_head) snprintf(rq.method, sizeof rq.method, "HEAD");
     else snprintf(rq.method, sizeof rq.method, "%.*s", (int)hr->method.len, hr->method.ptr);

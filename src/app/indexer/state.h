@@ -287,9 +287,9 @@ void routes_on_drained(struct kvr_http_conn *c, void *ctx);
 
 /* answers.c: each answers the request, and counts the answer. extra: header lines, or NULL. */
 #define JSON_TYPE "application/json"
-void answer_body(struct request *rq, int status, const char *extra, const char *body, size_t len); /* JSON */
-void answer_buf(struct request *rq, int status, const char *type, struct kvr_buf *b);              /* frees it; 503 when it has failed */
-void answer_ok(struct request *rq, int status);                                                    /* {"status":"ok"} */
+void answer_body(struct request *rq, int status, const char *body, size_t len);       /* JSON */
+void answer_buf(struct request *rq, int status, const char *type, struct kvr_buf *b); /* frees it; 503 when it has failed */
+void answer_ok(struct request *rq, int status);                                       /* {"status":"ok"} */
 void answer_empty(struct request *rq, int status);
 void answer_error(struct request *rq, int status, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 void answer_error_with(struct request *rq, int status, const char *extra, const char *text);
@@ -309,7 +309,6 @@ struct text_tokens {
 int text_start(struct indexer *x);
 /* Any thread. `o` was read from body[0..len). */
 void text_make(struct indexer *x, struct kvr_json o, const char *body, size_t len, struct text_tokens *out);
-void text_free(struct text_tokens *t);
 
 /* query.c */
 void query_by_tokens(struct request *rq, struct kvr_json o);

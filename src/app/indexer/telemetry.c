@@ -61,7 +61,7 @@ void telemetry_record(struct request *rq, int status)
 {
     struct indexer *x = rq->loop->indexer;
     struct telemetry *t = &x->telemetry;
-    uint64_t ns = kvr_now_ns(kvr_clock_monotonic()) - rq->started_ns;
+    uint64_t ns = kvr_monotonic_ns() - rq->started_ns;
     size_t m = 0;
     while (m < METHODS - 1 && strcmp(rq->method, methods[m]) != 0) m++;
     if (rq->at != AT_METRICS) {

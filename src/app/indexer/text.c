@@ -53,17 +53,11 @@ void text_make(struct indexer *x, struct kvr_json o, const char *body, size_t le
     size_t n = 0;
     *t = (struct text_tokens){0};
     struct kvr_json named = kvr_json_get(o, "model_name");
-    bool is_name = kvr_json_as_name(named, &name, &n) || kvr_json_type_of(named) <= KVR_JSON_NULL;
+    bool is_name = kvr_json_as_name(named, &name, &n) || !kvr_json_is_given(named);
     snprintf(model, sizeof model, "%.*s", (int)KVR_MIN(n, sizeof model - 1), name);
     if (!is_name || n >= sizeof model) refuse(x, t, 422, "field `model_name` is no name", "");
     else if (!kvr_given_tokens_has(x->tokenizers, model)) refuse(x, t, 422, "there is no tokenizer for the model (--tokenizer-dir)", "");
     else if (!kvr_prompt_question(o, body, len, &question, &why)) refuse(x, t, question.failed ? 503 : 422, why, "");
     else make(x, model, &question, t);
     kvr_buf_free(&question);
-}
-
-void text_free(struct text_tokens *t)
-{
-    kvr_ids_unref(t->ids);
-    t->ids = NULL;
 }

@@ -10,7 +10,7 @@
 const char *mock_adapter(const struct mock *m, const char *name, size_t len)
 {
     for (size_t i = 0; i < m->adapters_n; i++)
-        if (strlen(m->adapters[i]) == len && memcmp(m->adapters[i], name, len) == 0) return m->adapters[i];
+        if (kvr_span_is(name, len, m->adapters[i])) return m->adapters[i];
     return NULL;
 }
 

@@ -11,6 +11,8 @@
 #include <string.h>
 #include <kvroute/hash.h>
 
+#include "base/list.h"
+
 /* ---- ends -------------------------------------------------------------------------------------------- */
 
 static void abort_sequences(struct mock_exchange *x)
@@ -28,8 +30,7 @@ static void exchange_free(struct mock_exchange *x)
         mock_leg_end(&x->sequences[i]);
     }
     mock_leg_gone(x);
-    *(x->prev ? &x->prev->next : &x->rank->mock->exchanges) = x->next;
-    if (x->next) x->next->prev = x->prev;
+    KVR_LIST_TAKE(x->rank->mock->exchanges, x);
     mock_ask_free(&x->ask);
     free(x);
 }
@@ -277,9 +278,7 @@ static struct mock_exchange *exchange_new(struct mock *m, struct mock_rank *rank
     x->id = ++m->next_id;
     x->salt = cache_of(ask);
     if (ask->kv.leg == MOCK_KV_KEEPS && !mock_kv_meets(m)) mock_kv_name(x);
-    x->next = m->exchanges;
-    if (x->next) x->next->prev = x;
-    m->exchanges = x;
+    KVR_LIST_PUSH(m->exchanges, x);
     x->sequences_n = x->open = n;
     for (uint32_t i = 0; i < n; i++)
         x->sequences[i] = (struct mock_sequence){.exchange = x, .index = i, .prompt = &x->ask.prompts[i / ask->n]};

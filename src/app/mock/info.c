@@ -187,10 +187,7 @@ static void put_batches(struct kvr_prom_page *b, const struct mock *m)
 
 void mock_metrics(struct mock *m, struct kvr_http_conn *c)
 {
-    static const struct {
-        const char *name, *type, *help;
-        size_t at;
-    } rows[] = {
+    static const struct kvr_prom_member rows[] = {
         {"vllm:num_requests_running", "gauge", "Requests that generate", offsetof(struct mock_engine_stats, running)},
         {"vllm:num_requests_waiting", "gauge", "Requests that wait", offsetof(struct mock_engine_stats, waiting)},
         {"vllm:prefix_cache_queries_total", "counter", "Prompt tokens looked up in the prefix cache",

@@ -17,6 +17,7 @@
 #include <string.h>
 
 #include "app/mock/generate.h"
+#include "base/list.h"
 
 enum { ANSWER_MS = 5000, KEPT_LINE_MAX = 96 << 20 };
 
@@ -45,14 +46,13 @@ struct mock_fetch {
 
 static void on_closed(uv_handle_t *h)
 {
-    struct mock_fetch *f = h->type == UV_TIMER ? h->data : (struct mock_fetch *)h->data;
+    struct mock_fetch *f = h->data;
     if (--f->handles == 0) free(f);
 }
 
 static void close_fetch(struct mock_fetch *f)
 {
-    *(f->prev ? &f->prev->next : &f->kv->fetches) = f->next;
-    if (f->next) f->next->prev = f->prev;
+    KVR_LIST_TAKE(f->kv->fetches, f);
     mock_kv_look_up_cancel(f->lookup);
     f->lookup = NULL;
     mock_kv_line_close(&f->line, on_closed);
@@ -322,9 +322,7 @@ static struct mock_fetch *fetch_new(struct mock_kv *kv)
     uv_timer_init(&kv->mock->loop, &f->beat);
     f->connect.data = f->wait.data = f->beat.data = f;
     f->handles = 3;
-    f->next = kv->fetches;
-    if (f->next) f->next->prev = f;
-    kv->fetches = f;
+    KVR_LIST_PUSH(kv->fetches, f);
     return f;
 }
 

@@ -23,7 +23,9 @@
 #include <kvroute/hash.h>
 
 #include "app/mock/generate.h"
+#include "base/list.h"
 #include "base/lru.h"
+#include "net/http/ending.h"
 #include "net/http/listen.h"
 
 struct mock_kept {
@@ -262,18 +264,11 @@ const struct mock_hold *mock_kept_hold(const struct mock_kept *k)
 
 /* ---- who fetches --------------------------------------------------------------------------------------- */
 
-static void on_peer_closed(uv_handle_t *h)
-{
-    struct mock_peer *p = h->data; /* the line, its first member */
-    free(p);
-}
-
 static void close_peer(struct mock_peer *p)
 {
-    *(p->prev ? &p->prev->next : &p->kv->peers) = p->next;
-    if (p->next) p->next->prev = p->prev;
+    KVR_LIST_TAKE(p->kv->peers, p);
     p->kv->peers_n--;
-    mock_kv_line_close(&p->line, on_peer_closed);
+    mock_kv_line_close(&p->line, kvr_free_closed);
 }
 
 /* Who waits in a room, or reads what its owner waits to be rid of, is missed. */
@@ -405,9 +400,7 @@ static void on_connection(uv_stream_t *s, int status)
     p->line.max = 4096;
     p->line.on_line = on_peer_line;
     p->line.on_end = on_peer_end;
-    p->next = kv->peers;
-    if (p->next) p->next->prev = p;
-    kv->peers = p;
+    KVR_LIST_PUSH(kv->peers, p);
     kv->peers_n++;
     if (uv_accept(s, (uv_stream_t *)&p->line.tcp) || kv->peers_n > MOCK_KV_PEERS_MAX || mock_kv_line_listen(&p->line)) close_peer(p);
 }

@@ -90,10 +90,10 @@ int mock_kv_line_listen(struct mock_kv_line *l)
     return uv_read_start((uv_stream_t *)&l->tcp, give_room, on_bytes);
 }
 
-static void on_sent(uv_write_t *w, int status)
+/* What is wrong the reader sees. */
+static void on_sent(uv_write_t *w, int)
 {
     struct sent *s = w->data;
-    (void)status; /* the reader sees what is wrong */
     kvr_buf_free(&s->bytes);
     free(s);
 }

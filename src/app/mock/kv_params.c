@@ -39,10 +39,10 @@ static int read_blocks(struct kvr_json list, struct mock_kv_ask *out)
     return 0;
 }
 
-static bool read_port(struct kvr_json object, const char *name, struct mock_kv_ask *out)
+static bool read_port(struct kvr_json params, struct mock_kv_ask *out)
 {
     uint64_t port = 0;
-    bool fine = kvr_json_as_u64(kvr_json_get(object, name), &port) && port > 0 && port <= 65535;
+    bool fine = kvr_json_as_u64(kvr_json_get(params, "remote_port"), &port) && port > 0 && port <= 65535;
     out->port = fine ? (uint16_t)port : 0;
     return fine;
 }
@@ -53,7 +53,7 @@ static const char *read_nixl(struct kvr_json params, struct mock_kv_ask *out)
     if (!read_text(params, "remote_engine_id", out->engine, sizeof out->engine)) return "remote_engine_id";
     if (!read_text(params, "remote_request_id", out->key, sizeof out->key)) return "remote_request_id";
     if (!read_text(params, "remote_host", out->host, sizeof out->host)) return "remote_host";
-    return read_port(params, "remote_port", out) ? NULL : "remote_port";
+    return read_port(params, out) ? NULL : "remote_port";
 }
 
 static const char *read_push(struct kvr_json params, struct mock_kv_ask *out)
@@ -62,7 +62,7 @@ static const char *read_push(struct kvr_json params, struct mock_kv_ask *out)
     if (out->leg == MOCK_KV_KEEPS) return NULL;
     if (!read_text(params, "remote_engine_id", out->engine, sizeof out->engine)) return "remote_engine_id";
     if (!read_text(params, "remote_host", out->host, sizeof out->host)) return "remote_host";
-    return read_port(params, "remote_port", out) ? NULL : "remote_port";
+    return read_port(params, out) ? NULL : "remote_port";
 }
 
 static const char *read_mooncake(struct kvr_json params, struct mock_kv_ask *out)

@@ -286,7 +286,7 @@ static bool abort_one(struct mock *m, const char *rid, size_t len)
 {
     struct mock_error e = {0};
     struct mock_exchange *x = m->exchanges;
-    while (x && !(strlen(x->ask.kv.rid) == len && memcmp(x->ask.kv.rid, rid, len) == 0)) x = x->next;
+    while (x && !kvr_span_is(rid, len, x->ask.kv.rid)) x = x->next;
     if (!x) return false;
     if (x->ask.kv.leg == MOCK_KV_KEEPS) mock_kv_count_aborted(m);
     mock_fail(&e, 400, "BadRequestError", NULL, "The request was aborted");

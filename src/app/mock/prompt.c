@@ -79,7 +79,7 @@ static void conversation(struct kvr_json root, enum mock_api api, struct kvr_buf
 {
     struct kvr_json system = kvr_json_get(root, api == MOCK_RESPONSES ? "instructions" : "system");
     struct kvr_json said = kvr_json_get(root, api == MOCK_RESPONSES ? "input" : "messages");
-    if (kvr_json_type_of(system) > KVR_JSON_NULL) add_said(out, "system", 6, system);
+    if (kvr_json_is_given(system)) add_said(out, "system", 6, system);
     if (kvr_json_type_of(said) != KVR_JSON_ARRAY) add_said(out, "user", 4, said);
     else
         for (struct kvr_json_iter i = kvr_json_iter(said); kvr_json_next(&i);) add_message(out, i.value);
@@ -177,7 +177,7 @@ static int read_conversation(struct mock *m, struct kvr_json root, struct mock_a
     const char *id = NULL, *member = a->api == MOCK_RESPONSES ? "input" : "messages";
     size_t id_len = 0;
     struct mock_prompt *p = new_prompt(a);
-    if (kvr_json_type_of(kvr_json_get(root, member)) <= KVR_JSON_NULL)
+    if (!kvr_json_has(root, member))
         return mock_fail(e, 400, "Bad Request", a->api == MOCK_RESPONSES ? "body.input" : "body.messages",
                          "1 validation error:\n  {'type': 'missing', 'loc': 'body.%s', 'msg': 'Field required'}", member);
     if (a->api == MOCK_RESPONSES && kvr_json_as_str(kvr_json_get(root, "previous_response_id"), &id, &id_len)) {
@@ -194,11 +194,6 @@ static int read_conversation(struct mock *m, struct kvr_json root, struct mock_a
 
 /* ---- members ----------------------------------------------------------------------------------------- */
 
-static bool model_is(const char *name, const char *model, size_t len)
-{
-    return name && strlen(name) == len && memcmp(name, model, len) == 0;
-}
-
 static int read_model(const struct mock *m, struct kvr_json root, struct mock_ask *a, struct mock_error *e)
 {
     const char *model = m->o->model;
@@ -206,7 +201,7 @@ static int read_model(const struct mock *m, struct kvr_json root, struct mock_as
     kvr_json_as_str(kvr_json_get(root, "model"), &model, &len);
     a->is_lora = mock_adapter(m, model, len) != NULL;
     snprintf(a->model, sizeof a->model, "%.*s", (int)KVR_MIN(len, sizeof a->model - 1), model);
-    if (a->is_lora || model_is(m->o->model, model, len)) return 0;
+    if (a->is_lora || (m->o->model && kvr_span_is(model, len, m->o->model))) return 0;
     return mock_fail(e, 404, "NotFoundError", "model", "The model `%s` does not exist. Valid aliases: %s.", a->model, m->o->model);
 }
 
@@ -215,8 +210,8 @@ static int read_salt(struct kvr_json root, struct mock_ask *a, struct mock_error
     const char *s;
     size_t len;
     struct kvr_json v = kvr_json_get(root, "cache_salt");
-    if (kvr_json_type_of(v) <= KVR_JSON_NULL) v = kvr_json_get(kvr_json_get(root, "nvext"), "cache_salt");
-    if (kvr_json_type_of(v) <= KVR_JSON_NULL) return 0;
+    if (!kvr_json_is_given(v)) v = kvr_json_get(kvr_json_get(root, "nvext"), "cache_salt");
+    if (!kvr_json_is_given(v)) return 0;
     if (!kvr_json_as_str(v, &s, &len) || len == 0)
         return mock_fail(e, 400, BAD, "cache_salt",
                          "Parameter 'cache_salt' must be a non-empty string if provided. (parameter=cache_salt)");
@@ -288,7 +283,7 @@ static int check_numbers(struct kvr_json root, enum mock_api api, struct mock_er
             return refuse_number(e, whole[i].member, "int_type", "integer");
     }
     v = kvr_json_get(root, "temperature");
-    if (kvr_json_type_of(v) <= KVR_JSON_NULL || kvr_lax_i64(v, &n) || real_of(v, &d)) return 0;
+    if (!kvr_json_is_given(v) || kvr_lax_i64(v, &n) || real_of(v, &d)) return 0;
     return refuse_number(e, "temperature", "float_type", "number");
 }
 
@@ -385,7 +380,7 @@ static int cut_prompts(const struct mock *m, struct kvr_json root, const struct 
     for (size_t i = 0; i < a->prompts_n; i++) {
         struct mock_prompt *p = &a->prompts[i];
         if (p->n <= limit) continue;
-        if (len == 4 && memcmp(side, "left", 4) == 0) memmove(p->tokens, p->tokens + (p->n - limit), limit * sizeof *p->tokens);
+        if (kvr_span_is(side, len, "left")) memmove(p->tokens, p->tokens + (p->n - limit), limit * sizeof *p->tokens);
         p->n = limit;
     }
     return 0;

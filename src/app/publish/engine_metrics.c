@@ -168,10 +168,8 @@ int engine_metrics_start(struct publish *p, char *err, size_t cap)
     const char *url = p->o->engine_metrics;
     struct kvr_endpoint e;
     if (!url) return 0;
-    if (kvr_endpoint_parse(url, strlen(url), &e)) {
-        snprintf(err, cap, "--engine-metrics: bad value '%.200s'; allowed: http://host[:port][/path]", url);
-        return -1;
-    }
+    if (kvr_endpoint_parse(url, strlen(url), &e))
+        return kvr_refuse(err, cap, "--engine-metrics: bad value '%.200s'; allowed: http://host[:port][/path]", url);
     struct engine_metrics *m = calloc(1, sizeof *m);
     if (!m || kvr_http_client_create(&p->loop, 3, &m->client)) {
         free(m);

@@ -147,11 +147,9 @@ int learning_start(struct publish *p, char *err, size_t cap)
     p->total_kv_blocks = o->total_kv_blocks;
     p->sglang = o->engine != 0;
     if (!url) return 0;
-    if (kvr_endpoint_parse_any(url, strlen(url), &e)) {
-        snprintf(err, cap, "%s: bad value '%.200s'; allowed: http:// or https://host[:port]", o->engine_url ? "--engine-url" : "--announce",
-                 url);
-        return -1;
-    }
+    if (kvr_endpoint_parse_any(url, strlen(url), &e))
+        return kvr_refuse(err, cap, "%s: bad value '%.200s'; allowed: http:// or https://host[:port]",
+                          o->engine_url ? "--engine-url" : "--announce", url);
     if (!(p->learning = create(p, url))) return kvr_refuse(err, cap, "out of memory");
     p->learning->endpoint = e;
     uv_timer_start(&p->learning->timer, on_again, 0, 0);

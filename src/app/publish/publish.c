@@ -51,11 +51,9 @@ static int follow(struct publish *p, struct feed *f, char *err, size_t cap)
     char events[256], replay[256];
     uint32_t place = f->worker.dp_rank - p->dp_start;
     if (!kvr_ingest_endpoint_shift(o->events, place, events, sizeof events) ||
-        (o->replay && !kvr_ingest_endpoint_shift(o->replay, place, replay, sizeof replay))) {
-        snprintf(err, cap, "--events, --replay: no port for rank %u; allowed: tcp endpoints whose ports leave room for every rank",
-                 f->worker.dp_rank);
-        return -1;
-    }
+        (o->replay && !kvr_ingest_endpoint_shift(o->replay, place, replay, sizeof replay)))
+        return kvr_refuse(err, cap, "--events, --replay: no port for rank %u; allowed: tcp endpoints whose ports leave room for every rank",
+                          f->worker.dp_rank);
     struct kvr_ingest_source src = {.worker = f->worker,
                                     .block_size = (uint32_t)o->block_size,
                                     .events = events,
@@ -138,9 +136,8 @@ static int open_outlet(struct publish *p, struct kvr_worker w, struct kvr_outlet
     if (o->plane.plane == KVR_PLANE_NATS) return kvr_outlet_nats(p->nats, p->scope, w, out, err, cap);
     if (kvr_ingest_endpoint_shift(o->publish, w.dp_rank - p->dp_start, endpoint, sizeof endpoint))
         return kvr_outlet_zmq(p->zmq, p->door, endpoint, o->publish_format, w, out, err, cap);
-    snprintf(err, cap, "--publish: '%s' leaves no port for rank %u; allowed: tcp://host:port, ipc://path for one rank", o->publish,
-             w.dp_rank);
-    return -1;
+    return kvr_refuse(err, cap, "--publish: '%s' leaves no port for rank %u; allowed: tcp://host:port, ipc://path for one rank", o->publish,
+                      w.dp_rank);
 }
 
 static int open_feeds(struct publish *p, char *err, size_t cap)
@@ -208,10 +205,8 @@ static int announce(struct publish *p, char *err, size_t cap)
     struct kvr_buf b = {0};
     struct kvr_endpoint e;
     if (!o->announce) return 0;
-    if (kvr_endpoint_parse(o->announce, strlen(o->announce), &e)) {
-        snprintf(err, cap, "--announce: bad value '%.200s'; allowed: http://host[:port]", o->announce);
-        return -1;
-    }
+    if (kvr_endpoint_parse(o->announce, strlen(o->announce), &e))
+        return kvr_refuse(err, cap, "--announce: bad value '%.200s'; allowed: http://host[:port]", o->announce);
     (void)gethostname(host, sizeof host - 1);
     if (strncmp(o->host, "127.", 4) == 0 && (!o->advertise_host || strncmp(o->advertise_host, "127.", 4) != 0))
         kvr_log_warning("kvroute publish: warning: what is announced can be asked on %s only; --host 0.0.0.0 lets other machines ask",

@@ -60,11 +60,6 @@ struct run {
 
 static void pump(struct run *r);
 
-static uint64_t now_ns(void)
-{
-    return kvr_now_ns(kvr_clock_monotonic());
-}
-
 /* ---- one request ------------------------------------------------------------------------------------- */
 
 static void on_flight_closed(uv_handle_t *h)
@@ -89,7 +84,7 @@ static bool stream_error(struct flight *f, char *out, size_t cap)
         if (nl - line < 6 || memcmp(line, "data:", 5) || !memmem(line, (size_t)(nl - line), "\"error\"", 7)) continue;
         if (kvr_json_parse(f->run->json, line + 5, (size_t)(nl - line) - 5, &root, NULL)) continue;
         error = kvr_json_get(root, "error");
-        if (kvr_json_type_of(error) <= KVR_JSON_NULL) continue;
+        if (!kvr_json_is_given(error)) continue;
         if (!kvr_json_as_str(error, &text, &n)) (void)kvr_json_as_str(kvr_json_get(error, "message"), &text, &n);
         snprintf(out, cap, "%.*s", (int)KVR_MIN(n, cap - 1), text);
         return true;
@@ -110,7 +105,7 @@ static void end_flight(struct flight *f, const char *error)
     if (!error && f->is_sse && !f->sse.done) error = "the stream has no [DONE]";
     if (!error && !f->is_sse && f->answer.len && kvr_json_parse(r->json, f->answer.data, f->answer.len, &root, NULL) == 0)
         kvr_openai_usage(root, &usage);
-    uint64_t end = now_ns();
+    uint64_t end = kvr_monotonic_ns();
     struct outcome out = {.error = error,
                           .status = f->status,
                           .worker = f->worker,
@@ -160,7 +155,7 @@ static void on_body(struct kvr_http_call *, void *ctx, const char *data, size_t 
     if (f->is_sse) kvr_sse_feed(&f->sse, f->run->json, data, len);
     if (f->answer.len + len < (8u << 20)) kvr_buf_add(&f->answer, data, len);
     if (f->sse.events == before && f->is_sse) return;
-    f->last_ns = now_ns();
+    f->last_ns = kvr_monotonic_ns();
     if (!f->first_ns) f->first_ns = f->last_ns;
 }
 
@@ -211,7 +206,7 @@ static void launch(struct run *r, const struct traffic_request *rq)
     f->timer.data = f;
     r->in_flight++;
     r->issued++;
-    f->start_ns = now_ns();
+    f->start_ns = kvr_monotonic_ns();
     f->call = kvr_http_call_start(r->client, &cc);
     KVR_ASSERT(f->call != NULL);
     kvr_body_unref(cc.body);
@@ -234,7 +229,7 @@ static void finish(struct run *r)
 
 static bool time_is_up(const struct run *r)
 {
-    return r->o->duration > 0 && (double)(now_ns() - r->start_ns) / 1e9 >= r->o->duration;
+    return r->o->duration > 0 && (double)(kvr_monotonic_ns() - r->start_ns) / 1e9 >= r->o->duration;
 }
 
 static void pump(struct run *r)
@@ -247,7 +242,7 @@ static void pump(struct run *r)
             break;
         }
         if (r->o->concurrency && r->in_flight >= r->o->concurrency) return;
-        double now_s = (double)(now_ns() - r->start_ns) / 1e9;
+        double now_s = (double)(kvr_monotonic_ns() - r->start_ns) / 1e9;
         enum work_state st = workload_next(r->work, r->o->concurrency ? HUGE_VAL : now_s, &rq, &wait_ms);
         if (st == WORK_READY) {
             launch(r, &rq);
@@ -268,7 +263,7 @@ static void on_progress(uv_timer_t *t)
 {
     struct run *r = t->data;
     char line[160];
-    report_progress(r->report, (double)(now_ns() - r->start_ns) / 1e9, line, sizeof line);
+    report_progress(r->report, (double)(kvr_monotonic_ns() - r->start_ns) / 1e9, line, sizeof line);
     fprintf(stderr, "%s%-12s %s, %llu in flight%s", r->tty ? "\r" : "", r->label, line, (unsigned long long)r->in_flight,
             r->tty ? "   " : "\n");
     fflush(stderr);
@@ -317,10 +312,10 @@ static int run_once(const struct replay_options *o, const char *label, struct re
     uv_signal_start(&r.intr, on_signal, SIGINT);
     uv_signal_start(&r.term, on_signal, SIGTERM);
     if (o->progress) uv_timer_start(&r.progress, on_progress, 1000, r.tty ? 500 : 5000);
-    r.start_ns = now_ns();
+    r.start_ns = kvr_monotonic_ns();
     pump(&r);
     if (!r.exhausted || r.in_flight) uv_run(&r.loop, UV_RUN_DEFAULT);
-    report_finish(report, (double)(now_ns() - r.start_ns) / 1e9);
+    report_finish(report, (double)(kvr_monotonic_ns() - r.start_ns) / 1e9);
     if (o->progress && r.tty) fprintf(stderr, "\r%79s\r", "");
     kvr_http_client_close(r.client);
     kvr_loop_end(&r.loop);

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/buf.h"
+#include "base/order.h"
 
 enum { WORKERS_MAX = 256, TREATMENTS_MAX = 8, SAMPLES_MAX = 1 << 20 };
 
@@ -113,27 +114,15 @@ void report_add(struct report *r, const struct outcome *o)
     if (o->treatment[0]) count_treatment(r, o->treatment);
 }
 
-static int ascending(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
-static int by_id(const void *a, const void *b)
-{
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return x < y ? -1 : x > y;
-}
-
 void report_finish(struct report *r, double wall_s)
 {
     struct series *all[] = {&r->ttft, &r->itl, &r->e2e};
     r->wall_s = wall_s;
     for (int i = 0; i < 3; i++)
-        if (all[i]->n) qsort(all[i]->v, all[i]->n, sizeof(double), ascending);
+        if (all[i]->n) qsort(all[i]->v, all[i]->n, sizeof(double), kvr_rising_double);
     struct spread *spreads[] = {&r->workers, &r->prefill_workers};
     for (int i = 0; i < 2; i++)
-        if (spreads[i]->n) qsort(spreads[i]->workers, spreads[i]->n, sizeof spreads[i]->workers[0], by_id);
+        if (spreads[i]->n) qsort(spreads[i]->workers, spreads[i]->n, sizeof spreads[i]->workers[0], kvr_rising_u64);
 }
 
 static double percentile(const struct series *s, double p)

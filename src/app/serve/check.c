@@ -68,7 +68,7 @@ static void check_models(const struct serve_options *o, const char *path, struct
     struct models_file models;
     char err[WHY_MAX];
     size_t shared = 0, fallbacks = 0, at = 0;
-    if (models_file_read(path, &models, &f->all, err, sizeof err)) return;
+    if (models_file_read(&(struct kvr_yaml_source){path, .all = &f->all}, &models, err, sizeof err)) return;
     for (size_t i = 0; i < models.n; i++) {
         shared += models.rules[i].targets_n > 1;
         fallbacks += models.rules[i].fallbacks_n > 0;
@@ -85,7 +85,7 @@ static void check_keys(const char *path, struct file_check *f)
     char err[WHY_MAX];
     size_t ended = 0;
     int64_t now = (int64_t)time(NULL);
-    if (api_keys_read(path, &keys, &f->all, err, sizeof err)) return;
+    if (api_keys_read(&(struct kvr_yaml_source){path, .all = &f->all}, &keys, err, sizeof err)) return;
     for (size_t i = 0; i < keys.n; i++) ended += keys.keys[i].expires <= now;
     fact(f->ear, "%s: keys: %zu key%s, %zu of them expired; %zu limited model%s; requests without a key: %s", path, keys.n, plural(keys.n),
          ended, keys.models_n, plural(keys.models_n), keys.has_anonymous ? "allowed" : "refused");
@@ -97,7 +97,7 @@ static void check_policy(const char *path, struct file_check *f)
     struct policy_file policy;
     char err[WHY_MAX];
     size_t classes = 0;
-    if (policy_file_read(path, &policy, &f->all, err, sizeof err)) return;
+    if (policy_file_read(&(struct kvr_yaml_source){path, .all = &f->all}, &policy, err, sizeof err)) return;
     for (size_t i = 0; i < policy.n; i++) classes += policy.profiles[i].policy.classes_n;
     fact(f->ear, "%s: policy: %zu profile%s, %zu queue class%s", path, policy.n, plural(policy.n), classes, classes == 1 ? "" : "es");
     policy_file_free(&policy);
@@ -129,8 +129,8 @@ void serve_check_classes(const char *keys_path, const char *policy_path, const s
     struct api_keys keys;
     char err[WHY_MAX];
     size_t at = 0;
-    if (policy_path && policy_file_read(policy_path, &policy, NULL, err, sizeof err)) return;
-    if (api_keys_read(keys_path, &keys, NULL, err, sizeof err) == 0) {
+    if (policy_path && policy_file_read(&(struct kvr_yaml_source){.name = policy_path}, &policy, err, sizeof err)) return;
+    if (api_keys_read(&(struct kvr_yaml_source){.name = keys_path}, &keys, err, sizeof err) == 0) {
         while (keyrings_next_classless(keys_path, &keys, policy.profiles, policy.n, &at, err, sizeof err)) ear->wrong(ear->arg, NULL, err);
         api_keys_free(&keys);
     }

@@ -10,7 +10,6 @@
 #include <unistd.h>
 
 #include "app/serve/admin/admin.h"
-#include "app/serve/common/clock.h"
 #include "app/serve/common/process.h"
 #include "app/serve/data/data_plane.h"
 #include "app/serve/data/port/ready.h"
@@ -137,7 +136,7 @@ static void succeed(struct handover *h, const char *why)
         take_over(h);
     } else if (h->ready_ticks >= READY_TICKS) {
         if (succession_take(h->workers, h->link, &h->succession)) take_over(h);
-    } else if (now_ms() - h->process->started_ms > PATIENCE_MS) {
+    } else if (kvr_now_ms() - h->process->started_ms > PATIENCE_MS) {
         kvr_log_error("%s: --handover: given up, the process before goes on: %s", name(h), why);
         h->failed = true;
         uv_stop(&h->process->main_loop);
@@ -153,7 +152,7 @@ void handover_tick(struct handover *h)
     bool ready = data_plane_ready(h->data, &why);
     h->ready_ticks = ready ? h->ready_ticks + 1 : 0;
     if (h->link >= 0) succeed(h, why);
-    else if (ready || now_ms() - h->process->started_ms > QUEUED_MS) take_over(h);
+    else if (ready || kvr_now_ms() - h->process->started_ms > QUEUED_MS) take_over(h);
 }
 
 /* ---- sockets of systemd ------------------------------------------------------------------------------------ */
@@ -176,9 +175,8 @@ static int judge(int fd, const char *name, const char *host, uint64_t port, char
     if (uv_ip4_addr(host, (int)port, (struct sockaddr_in *)&said)) (void)uv_ip6_addr(host, (int)port, (struct sockaddr_in6 *)&said);
     if (getsockname(fd, (struct sockaddr *)&is, &len) == 0 && is_at(fd, port) && same_address(&is, &said)) return 0;
     (void)uv_ip_name((struct sockaddr *)&is, text, sizeof text);
-    snprintf(err, cap, "the socket '%s' of systemd listens on %s port %u; allowed: what the options say, %s port %llu", name, text,
-             port_of(fd), host, (unsigned long long)port);
-    return -1;
+    return kvr_refuse(err, cap, "the socket '%s' of systemd listens on %s port %u; allowed: what the options say, %s port %llu", name, text,
+                      port_of(fd), host, (unsigned long long)port);
 }
 
 /*
@@ -193,11 +191,10 @@ static int from_systemd(struct handover *h, char *err, size_t cap)
     int admin[2] = {0};
     if (kvr_systemd_check(o->select_only ? of_select : names, err, cap)) return -1;
     size_t admins = kvr_systemd_sockets("admin", admin, 2), n = kvr_systemd_sockets("data", h->sockets + 1, KVR_HANDOVER_FDS_MAX - 1);
-    if (admins > 1 || (n && n > o->threads)) {
-        snprintf(err, cap, "systemd has given %zu sockets 'admin' and %zu 'data'; allowed: one, and as many as --threads (%llu) at most",
-                 admins, n, (unsigned long long)o->threads);
-        return -1;
-    }
+    if (admins > 1 || (n && n > o->threads))
+        return kvr_refuse(err, cap,
+                          "systemd has given %zu sockets 'admin' and %zu 'data'; allowed: one, and as many as --threads (%llu) at most",
+                          admins, n, (unsigned long long)o->threads);
     if (admins && judge(admin[0], "admin", o->admin_host, o->admin_port, err, cap)) return -1;
     for (size_t i = 0; i < n; i++)
         if (judge(h->sockets[1 + i], "data", o->host, o->port, err, cap)) return -1;

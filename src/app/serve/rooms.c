@@ -36,7 +36,6 @@
 #include <unistd.h>
 
 #include "app/serve/admin/admin.h"
-#include "app/serve/common/clock.h"
 #include "app/serve/config/config.h"
 #include "app/serve/data/data_plane.h"
 #include "app/serve/data/state/sessions.h"
@@ -87,8 +86,8 @@ static void on_session_heard(void *ctx, const char *id, size_t len, struct kvr_w
 static bool process_init(struct process *p, const struct serve_options *o)
 {
     p->o = o;
-    p->started_ms = now_ms();
-    p->salt = kvr_mix64(kvr_now_ns(kvr_clock_monotonic()) ^ (uint64_t)getpid() << 32);
+    p->started_ms = kvr_now_ms();
+    p->salt = kvr_mix64(kvr_monotonic_ns() ^ (uint64_t)getpid() << 32);
     p->json = kvr_json_parser_new();
     return p->json != NULL;
 }
@@ -144,10 +143,9 @@ int rooms_add_worker(struct rooms *r, const struct kvr_entry *e, uint64_t place,
     bool duplicate = worker_find_locked(ws, spec.w.id) != NULL;
     workers_unlock(ws);
     worker_name(e, 0, name, sizeof name);
-    if (duplicate) {
-        snprintf(err, cap, "%s: bad value '%llu' for 'id'; allowed: an id that no other worker has", name, (unsigned long long)spec.w.id);
-        return -1;
-    }
+    if (duplicate)
+        return kvr_refuse(err, cap, "%s: bad value '%llu' for 'id'; allowed: an id that no other worker has", name,
+                          (unsigned long long)spec.w.id);
     if (worker_add(ws, &spec.w, why, sizeof why) == 0) return 0;
     return kvr_refuse(err, cap, "%s: %s", name, why);
 }

@@ -8,12 +8,10 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include "app/serve/admin/admin.h"
 #include "app/serve/admin/reload.h"
-#include "app/serve/common/clock.h"
 #include "app/serve/config/config.h"
 #include "app/serve/config/keyring.h"
 #include "app/serve/config/models_config.h"
@@ -86,7 +84,7 @@ static void follow_durable(struct rooms *r)
 {
     enum { PATIENCE_MS = 5000 };
     if (views_durable_runs(r->workers) || r->process.o->plane.plane != KVR_PLANE_JETSTREAM) return;
-    if (!discovery_settled(r->discovery) && now_ms() - r->process.started_ms < PATIENCE_MS) return;
+    if (!discovery_settled(r->discovery) && kvr_now_ms() - r->process.started_ms < PATIENCE_MS) return;
     if (views_start_durable(r->workers)) kvr_log_error("kvroute: the durable stream cannot be followed: out of memory");
 }
 
@@ -259,15 +257,6 @@ static void announce(const struct serve *s)
     fflush(stdout);
 }
 
-static void raise_file_limit(void)
-{
-    struct rlimit r;
-    if (getrlimit(RLIMIT_NOFILE, &r) == 0 && r.rlim_cur < r.rlim_max) {
-        r.rlim_cur = r.rlim_max;
-        setrlimit(RLIMIT_NOFILE, &r);
-    }
-}
-
 static int connect_nats(struct rooms *r, char *err, size_t cap)
 {
     const struct serve_options *o = r->process.o;
@@ -318,11 +307,6 @@ static int run(struct serve *s)
 
 /* ---- end ------------------------------------------------------------------------------------------------ */
 
-static void close_handle(uv_handle_t *h, void *)
-{
-    if (!uv_is_closing(h)) uv_close(h, NULL);
-}
-
 /* In the reverse of the order in which they began, but for what another room still uses. */
 static void stop(struct serve *s)
 {
@@ -339,9 +323,7 @@ static void stop(struct serve *s)
     kvr_nats_close(r->process.nats);
     if (ran) kvr_ending_tell(&s->ending, (struct kvr_http_shared *[]){data_plane_http(r->data), admin_http(r->admin)}, 2);
     uv_run(&r->process.main_loop, UV_RUN_NOWAIT);
-    uv_walk(&r->process.main_loop, close_handle, NULL);
-    uv_run(&r->process.main_loop, UV_RUN_DEFAULT);
-    uv_loop_close(&r->process.main_loop);
+    kvr_loop_end(&r->process.main_loop);
 }
 
 int serve_main(const struct serve_options *o)
@@ -362,7 +344,7 @@ int serve_main(const struct serve_options *o)
                                     .ctx = s};
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN); /* a file that may not grow is an error of a write */
-    raise_file_limit();
+    kvr_http_descriptors_raise();
     kvr_jobs_reserve_threads((o->select_only ? 0 : o->threads) + 1);
     uv_loop_init(&s->rooms.process.main_loop);
     int rc = run(s);

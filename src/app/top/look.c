@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "base/log.h"
+#include "base/order.h"
 #include "wire/json.h"
 #include "wire/prom_text.h"
 
@@ -32,15 +33,15 @@ static void text(struct kvr_json o, const char *key, char *out, size_t cap)
 static void read_views(struct kvr_json views, struct top_worker *w, uint64_t *blocks)
 {
     static const char *const known[] = {"whole", "partial", "unknown"};
-    size_t worst = 0, n = kvr_json_count(views);
-    for (size_t i = 0; i < n; i++) {
-        struct kvr_json v = kvr_json_at(views, i), view = kvr_json_get(v, "view");
+    size_t worst = 0;
+    for (struct kvr_json_iter i = kvr_json_iter(views); kvr_json_next(&i);) {
+        struct kvr_json v = i.value, view = kvr_json_get(v, "view");
         size_t at = kvr_json_is_str(view, "whole") ? 0 : kvr_json_is_str(view, "partial") ? 1 : 2;
         *blocks += number(v, "blocks");
         if (at > worst && !w->why[0]) text(v, "reason", w->why, sizeof w->why);
         worst = at > worst ? at : worst;
     }
-    snprintf(w->view, sizeof w->view, "%s", n ? known[worst] : "-");
+    snprintf(w->view, sizeof w->view, "%s", kvr_json_count(views) ? known[worst] : "-");
 }
 
 static void read_state(struct kvr_json o, struct top_worker *w)
@@ -99,17 +100,11 @@ static void read_decision(struct decisions *d, struct kvr_json o)
     if (kvr_json_as_double(kvr_json_get(o, "ttft_ms"), &ttft) && ttft > 0) d->ttft_ms[d->ttft_n++] = ttft;
 }
 
-static int by_size(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static void read_decisions(struct kvr_json list, struct top_look *l)
 {
     struct decisions d = {0};
     for (struct kvr_json_iter i = kvr_json_iter(list); d.n < DECISIONS_MAX && kvr_json_next(&i); d.n++) read_decision(&d, i.value);
-    qsort(d.ttft_ms, d.ttft_n, sizeof *d.ttft_ms, by_size);
+    qsort(d.ttft_ms, d.ttft_n, sizeof *d.ttft_ms, kvr_rising_double);
     l->decisions = d.n;
     l->predicted = d.isl ? (double)d.predicted / (double)d.isl : -1;
     l->delivered = d.told_isl ? (double)d.delivered / (double)d.told_isl : -1;

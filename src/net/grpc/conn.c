@@ -36,11 +36,6 @@ static int on_begin_headers(nghttp2_session *session, const nghttp2_frame *frame
     return nghttp2_session_set_stream_user_data(session, id, s);
 }
 
-static bool is(const uint8_t *name, size_t len, const char *what)
-{
-    return len == strlen(what) && memcmp(name, what, len) == 0;
-}
-
 static bool begins(const uint8_t *value, size_t len, const char *with)
 {
     return len >= strlen(with) && memcmp(value, with, strlen(with)) == 0;
@@ -53,10 +48,10 @@ static int on_header(nghttp2_session *session, const nghttp2_frame *frame, const
     struct kvr_grpc_stream *s = begins_call(frame) ? stream_of(session, frame->hd.stream_id) : NULL;
     struct kvr__grpc_conn *c = ctx;
     if (!s) return 0;
-    if (is(name, name_len, ":path")) s->path = strndup((const char *)value, value_len);
-    else if (is(name, name_len, ":method")) s->is_post = is(value, value_len, "POST");
+    if (kvr_span_is(name, name_len, ":path")) s->path = strndup((const char *)value, value_len);
+    else if (kvr_span_is(name, name_len, ":method")) s->is_post = kvr_span_is(value, value_len, "POST");
     else if (name_len && name[0] != ':') {
-        s->is_grpc |= is(name, name_len, "content-type") && begins(value, value_len, "application/grpc");
+        s->is_grpc |= kvr_span_is(name, name_len, "content-type") && begins(value, value_len, "application/grpc");
         if (kvr_headers_add(&s->metadata, (struct kvr_text){(const char *)name, name_len},
                             (struct kvr_text){(const char *)value, value_len})) {
             atomic_fetch_add(&c->server->shared->refused, 1);
@@ -119,12 +114,11 @@ static int on_stream_close(nghttp2_session *session, int32_t id, uint32_t, void 
 }
 
 /* A frame of what a stream has, which is taken from it here. */
-static int on_put(nghttp2_session *session, nghttp2_frame *frame, const uint8_t *head, size_t len, nghttp2_data_source *source, void *ctx)
+static int on_put(nghttp2_session *, nghttp2_frame *, const uint8_t *head, size_t len, nghttp2_data_source *source, void *ctx)
 {
     enum { FRAME_HEAD = 9 };
     struct kvr__grpc_conn *c = ctx;
     struct kvr_buf *out = &c->server->out;
-    (void)session, (void)frame;
     if (out->len >= KVR__GRPC_WRITE) return NGHTTP2_ERR_WOULDBLOCK; /* in the next write */
     if (kvr_buf_reserve(out, FRAME_HEAD + len)) return NGHTTP2_ERR_CALLBACK_FAILURE;
     kvr_buf_add(out, head, FRAME_HEAD);

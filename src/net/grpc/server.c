@@ -283,10 +283,7 @@ void kvr_grpc_server_close(struct kvr_grpc_server *s)
 
 void kvr_grpc_shared_metrics(const struct kvr_grpc_port *ports, size_t n, struct kvr_prom_page *out)
 {
-    static const struct {
-        const char *name, *type, *help;
-        size_t at;
-    } rows[] = {
+    static const struct kvr_prom_member rows[] = {
 #define ROW(name, type, field, help) {name, type, help, offsetof(struct kvr_grpc_shared, field)}
         ROW("connections", "gauge", connections, "Open connections"),
         ROW("streams", "gauge", streams, "Calls that run"),

@@ -10,6 +10,7 @@
 
 #include <string.h>
 
+#include "base/list.h"
 #include "base/log.h"
 
 void kvr__grpc_refused(struct kvr_grpc_server *s, const char *what, size_t most)
@@ -127,9 +128,7 @@ struct kvr_grpc_stream *kvr__grpc_stream_new(struct kvr__grpc_conn *c, int32_t i
     if (!s) return NULL;
     s->conn = c;
     s->id = id;
-    s->next = c->streams;
-    if (s->next) s->next->prev = s;
-    c->streams = s;
+    KVR_LIST_PUSH(c->streams, s);
     c->streams_n++;
     c->server->streams++;
     atomic_fetch_add(&c->server->shared->streams, 1);
@@ -155,8 +154,7 @@ void kvr__grpc_stream_gone(struct kvr_grpc_stream *s)
 void kvr__grpc_stream_free(struct kvr_grpc_stream *s)
 {
     struct kvr__grpc_conn *c = s->conn;
-    if (s->next) s->next->prev = s->prev;
-    *(s->prev ? &s->prev->next : &c->streams) = s->next;
+    KVR_LIST_TAKE(c->streams, s);
     c->streams_n--;
     c->server->streams--;
     atomic_fetch_sub(&c->server->shared->streams, 1);
@@ -195,12 +193,10 @@ static void submit_status(struct kvr_grpc_stream *s, bool alone)
 }
 
 /* nghttp2 asks how many bytes, `cap` at most, are to leave; on_put, in conn.c, takes them. */
-static ssize_t on_take(nghttp2_session *session, int32_t id, uint8_t *to, size_t cap, uint32_t *flags, nghttp2_data_source *source,
-                       void *ctx)
+static ssize_t on_take(nghttp2_session *, int32_t, uint8_t *, size_t cap, uint32_t *flags, nghttp2_data_source *source, void *)
 {
     struct kvr_grpc_stream *s = source->ptr;
     size_t n = KVR_MIN(s->out_len, cap);
-    (void)session, (void)id, (void)to, (void)ctx;
     *flags |= NGHTTP2_DATA_FLAG_NO_COPY;
     if (n == s->out_len && s->finished) {
         *flags |= NGHTTP2_DATA_FLAG_EOF | NGHTTP2_DATA_FLAG_NO_END_STREAM;

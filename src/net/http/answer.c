@@ -90,7 +90,7 @@ static void send_raw(struct kvr_http_conn *c, uv_buf_t *bufs, unsigned n)
         write_failed(c);
         return;
     }
-    if (!c->queued) c->progress_ms = kvr__clock_ms();
+    if (!c->queued) c->progress_ms = kvr_now_ms();
     c->queued += w->len;
     c->queued_total += w->len;
     if (c->queued > KVR_HTTP_HIGH_WATER) c->above_high = true;

@@ -57,10 +57,9 @@ static void on_done(struct kvr_http_call *call, void *ctx)
     end(a, (struct kvr_asked){.status = kvr_http_call_status(call)});
 }
 
-static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failure why, const char *text)
+static void on_failed(struct kvr_http_call *, void *ctx, enum kvr_http_failure why, const char *text)
 {
     struct kvr_ask *a = ctx;
-    (void)call;
     a->call = NULL;
     end(a, (struct kvr_asked){.why = text, .failure = why});
 }

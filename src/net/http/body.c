@@ -98,10 +98,7 @@ void kvr__bodies_release(struct kvr_http_shared *s, size_t n)
 
 void kvr_http_shared_metrics(const struct kvr_http_port *ports, size_t n, struct kvr_prom_page *out)
 {
-    static const struct {
-        const char *name, *type, *help;
-        size_t at;
-    } rows[] = {
+    static const struct kvr_prom_member rows[] = {
 #define ROW(name, type, field, help) {name, type, help, offsetof(struct kvr_http_shared, field)}
         ROW("request_bodies_bytes", "gauge", bodies_held, "Memory held for request bodies"),
         ROW("request_bodies_spare_bytes", "gauge", bodies_spare, "Memory of large request bodies kept for the next ones"),

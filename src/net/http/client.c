@@ -12,9 +12,11 @@
  * was found good, within the time for connecting. What is read from it takes the same way as plain bytes.
  */
 #include "net/http/internal.h"
-#include "net/http/turn.h"
 
 #include <string.h>
+
+#include "base/list.h"
+#include "net/http/turn.h"
 
 enum { IDLE_MAX = 1024, INTERIM_MAX = 16, CIPHER_PIECE = 256 * 1024, JOINED_MAX = 2048 /* a body that goes as a part of its head */ };
 
@@ -92,22 +94,7 @@ struct kvr_http_call {
 static struct peer *peer_new(struct kvr_http_client *c, uint64_t key);
 static void peer_start(struct peer *p);
 
-/* ---- lists ------------------------------------------------------------------------------------------- */
-
-static void list_remove(struct peer **head, struct peer *p)
-{
-    if (p->next) p->next->prev = p->prev;
-    *(p->prev ? &p->prev->next : head) = p->next;
-    p->next = p->prev = NULL;
-}
-
-static void list_push(struct peer **head, struct peer *p)
-{
-    p->prev = NULL;
-    p->next = *head;
-    if (*head) (*head)->prev = p;
-    *head = p;
-}
+/* ---- the request ------------------------------------------------------------------------------------ */
 
 /* An answer has begun, so the request is not sent again; what is still being written has a reference of its own. */
 static void forget_request(struct kvr_http_call *call)
@@ -163,10 +150,10 @@ static void peer_close(struct peer *p)
     if (p->state == CLOSING) return;
     kvr__turn_leave(&p->turn);
     if (p->state == IDLE) {
-        list_remove(&p->client->idle, p);
+        KVR_LIST_TAKE(p->client->idle, p);
         p->client->idle_n--;
     } else {
-        list_remove(&p->client->busy, p);
+        KVR_LIST_TAKE(p->client->busy, p);
         p->client->busy_n--;
     }
     p->state = CLOSING;
@@ -204,9 +191,9 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf);
 static void to_idle(struct peer *p)
 {
     struct kvr_http_client *c = p->client;
-    list_remove(&c->busy, p);
+    KVR_LIST_TAKE(c->busy, p);
     c->busy_n--;
-    list_push(&c->idle, p);
+    KVR_LIST_PUSH(c->idle, p);
     p->state = IDLE;
     uv_read_start((uv_stream_t *)&p->tcp, on_alloc, on_read); /* to notice when the peer closes */
     p->idle_since_ms = uv_now(c->loop);
@@ -334,10 +321,9 @@ static void finish(struct peer *p, bool keep)
     call_free(call);
 }
 
-static void on_alloc(uv_handle_t *h, size_t hint, uv_buf_t *buf)
+static void on_alloc(uv_handle_t *h, size_t, uv_buf_t *buf)
 {
     struct peer *p = h->data;
-    (void)hint;
     *buf = uv_buf_init(p->client->read_buffer, sizeof p->client->read_buffer);
 }
 
@@ -558,13 +544,12 @@ static void forget_asked(struct peer *p)
     p->asked = NULL;
 }
 
-static void on_written(uv_write_t *w, int status)
+static void on_written(uv_write_t *w, int)
 {
     struct peer *p = w->data;
     forget_asked(p);
     stop_holding(p);
     /* A write error shows on the read side too, possibly after an early answer that is worth reading. */
-    (void)status;
 }
 
 /* On with the request, whose head goes with the first piece of its body. The session makes a copy of what it sends, so a large body is
@@ -745,7 +730,7 @@ static struct peer *peer_new(struct kvr_http_client *c, uint64_t key)
     p->handles = 2;
     p->state = CONNECTING;
     c->handles++;
-    list_push(&c->busy, p);
+    KVR_LIST_PUSH(c->busy, p);
     c->busy_n++;
     return p;
 }
@@ -764,9 +749,9 @@ static struct peer *peer_from_pool(struct kvr_http_client *c, uint64_t key)
 {
     for (struct peer *p = c->idle; p; p = p->next)
         if (p->key == key) {
-            list_remove(&c->idle, p);
+            KVR_LIST_TAKE(c->idle, p);
             c->idle_n--;
-            list_push(&c->busy, p);
+            KVR_LIST_PUSH(c->busy, p);
             c->busy_n++;
             p->state = RECEIVING;
             p->reused = true;

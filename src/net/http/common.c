@@ -287,14 +287,9 @@ void kvr_endpoint_trust(struct kvr_endpoint *e, const struct kvr_tls_peer *peer)
     e->key = endpoint_key(e);
 }
 
-static int hex(char c)
-{
-    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
-}
-
 static bool is_escape(const char *p, const char *end)
 {
-    return *p == '%' && end - p > 2 && hex(p[1]) >= 0 && hex(p[2]) >= 0;
+    return *p == '%' && end - p > 2 && kvr_hex_digit(p[1]) >= 0 && kvr_hex_digit(p[2]) >= 0;
 }
 
 bool kvr_path_decode(struct kvr_text t, char *out, size_t cap)
@@ -302,7 +297,7 @@ bool kvr_path_decode(struct kvr_text t, char *out, size_t cap)
     size_t n = 0;
     for (const char *p = t.ptr, *end = t.ptr + t.len; p < end; p++) {
         bool code = is_escape(p, end);
-        char c = code ? (char)(hex(p[1]) * 16 + hex(p[2])) : *p;
+        char c = code ? (char)(kvr_hex_digit(p[1]) * 16 + kvr_hex_digit(p[2])) : *p;
         if (n == cap - 1 || !c) return false;
         out[n++] = c;
         if (code) p += 2;
@@ -319,7 +314,7 @@ int kvr_query_parameter(struct kvr_text q, const char *key, char *out, size_t ca
         if ((size_t)(stop - p) > key_len && memcmp(p, key, key_len) == 0 && p[key_len] == '=') {
             for (p += key_len + 1; p < stop && n + 1 < cap; p++) {
                 bool code = is_escape(p, stop);
-                out[n++] = code ? (char)(hex(p[1]) * 16 + hex(p[2])) : *p == '+' ? ' ' : *p;
+                out[n++] = code ? (char)(kvr_hex_digit(p[1]) * 16 + kvr_hex_digit(p[2])) : *p == '+' ? ' ' : *p;
                 if (code) p += 2;
             }
             bool whole = p >= stop && !memchr(out, 0, n);

@@ -87,6 +87,11 @@ void kvr_ending_tell(const struct kvr_ending *e, struct kvr_http_shared *const *
                 (unsigned long long)cut);
 }
 
+void kvr_free_closed(uv_handle_t *h)
+{
+    free(h->data);
+}
+
 static void close_handle(uv_handle_t *h, void *)
 {
     if (!uv_is_closing(h)) uv_close(h, NULL);

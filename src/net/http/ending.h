@@ -46,6 +46,8 @@ void kvr_ending_begin(struct kvr_ending *e, const char *why, bool lame_duck);
 /* Of the ports, after they are closed: says how many answers ended and how many were broken off since the end began. */
 void kvr_ending_tell(const struct kvr_ending *e, struct kvr_http_shared *const *ports, size_t n);
 
+/* For uv_close: frees what the handle's `data` points to. */
+void kvr_free_closed(uv_handle_t *h);
 /* Closes every handle that is open, runs the loop until they are closed, and closes it. */
 void kvr_loop_end(uv_loop_t *loop);
 

@@ -114,11 +114,6 @@ static size_t run_of(const struct kvr__framing *f, const char *data, size_t len)
     return f->state < LAST_LF && (f->state != TARGET || f->at) ? span_of(in[f->state], data, len) : 0;
 }
 
-static int hex(unsigned char c)
-{
-    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
-}
-
 /* Each takes one byte. Returns: the next state, or -1. */
 static int start_line(struct kvr__framing *f, unsigned char c)
 {
@@ -153,7 +148,7 @@ static int header_line(struct kvr__framing *f, unsigned char c)
 
 static int chunk_size(struct kvr__framing *f, unsigned char c)
 {
-    int digit = hex(c);
+    int digit = kvr_hex_digit((char)c);
     if (digit < 0) return f->at == 0 ? -1 : c == '\r' ? CHUNK_SIZE_LF : c == ';' ? CHUNK_EXTENSION : -1;
     if (f->at++ == CHUNK_DIGITS_MAX) return -1;
     f->chunk_left = f->chunk_left * 16 + (unsigned)digit;

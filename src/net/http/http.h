@@ -248,6 +248,8 @@ void kvr_http_server_stats(const struct kvr_http_server *s, struct kvr_http_serv
 /* How many descriptors this process may still open, less a few and `reserve` that it will need for other things; SIZE_MAX: no limit.
  * Whoever starts a server keeps connections_max below it: each connection may need another one to a worker. */
 size_t kvr_http_descriptors_room(size_t reserve);
+/* As many as the system lets it. */
+void kvr_http_descriptors_raise(void);
 /* The socket that listens, for kvr_http_server_config.listener of another process. The server keeps it. */
 int kvr_http_server_listener(const struct kvr_http_server *s);
 void kvr_http_server_go(struct kvr_http_server *s);

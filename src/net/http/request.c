@@ -47,7 +47,7 @@ void kvr__request_begin(struct kvr_http_conn *c)
     c->request = (struct kvr_http_request){0};
     kvr__framing_begin(&c->framing, KVR__REQUESTS);
     c->started_message = c->took_all = false;
-    c->message_ms = kvr__clock_ms();
+    c->message_ms = kvr_now_ms();
     c->fail_status = 0;
 }
 
@@ -383,7 +383,7 @@ static long look(struct kvr_http_conn *c, const char *data, size_t len)
     long n = kvr__framing_scan(&c->framing, data, len);
     if (started || !(kvr__framing_started(&c->framing) || n < 0)) return n;
     c->started_message = true;
-    c->message_ms = kvr__clock_ms();
+    c->message_ms = kvr_now_ms();
     kvr__conn_deadline(c, c->server->config.head_timeout_s);
     return n;
 }

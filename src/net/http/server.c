@@ -81,7 +81,7 @@ static void take_tls(struct kvr_http_conn *c, const char *data, size_t n)
         got = kvr_tls_read(c->tls, c->server->plain, sizeof c->server->plain);
         if (!c->shaken && kvr_tls_is_up(c->tls)) {
             c->shaken = true;
-            c->message_ms = kvr__clock_ms();
+            c->message_ms = kvr_now_ms();
             atomic_fetch_add(&c->server->shared->handshakes, 1);
         }
         if (got > 0) kvr__request_take(c, c->server->plain, (size_t)got);
@@ -248,7 +248,7 @@ static bool is_stuck(struct kvr_http_conn *c, uint64_t now)
 static void close_if_idle(struct kvr_http_conn *c)
 {
     if (c->answering || c->started_message || c->closing || c->lingering || has_unread(c)) return;
-    if (kvr__clock_ms() - c->message_ms < QUIET_MS) return;
+    if (kvr_now_ms() - c->message_ms < QUIET_MS) return;
     if (c->queued) c->close_when_sent = true;
     else kvr__conn_close(c);
 }
@@ -324,7 +324,7 @@ static bool gives_way(const struct kvr_http_conn *c, bool idle, uint64_t now)
 /* Closes one connection to make room. false: none may be closed. */
 static bool evict(struct kvr_http_server *s)
 {
-    uint64_t now = kvr__clock_ms();
+    uint64_t now = kvr_now_ms();
     for (int idle = 1; idle >= 0; idle--) {
         unsigned looked_at = 0;
         for (struct kvr_http_conn *c = s->oldest; c && looked_at < LOOKED_AT; c = c->prev, looked_at++) {
@@ -349,7 +349,7 @@ static void conn_begin(struct kvr_http_conn *c)
     llhttp_init(&c->parser, HTTP_REQUEST, &s->settings);
     kvr__request_begin(c);
     kvr__conn_deadline(c, s->config.head_timeout_s);
-    c->progress_ms = kvr__clock_ms();
+    c->progress_ms = kvr_now_ms();
     uv_read_start((uv_stream_t *)&c->tcp, on_alloc, on_read);
 }
 
@@ -404,7 +404,7 @@ static void turn_away(struct kvr_http_server *s, int fd)
 static void on_second_look(uv_timer_t *timer)
 {
     struct kvr_http_server *s = timer->data;
-    uint64_t now = kvr__clock_ms();
+    uint64_t now = kvr_now_ms();
     size_t n = s->late_n;
     s->late_n = 0;
     for (size_t i = 0; i < n; i++) {
@@ -427,7 +427,7 @@ static bool may_have_one_more(struct kvr_http_server *s, uint64_t *address)
         turn_away(s, s->accepted);
     } else {
         s->late[s->late_n].fd = s->accepted;
-        s->late[s->late_n].until_ms = kvr__clock_ms() + PATIENCE_MS;
+        s->late[s->late_n].until_ms = kvr_now_ms() + PATIENCE_MS;
         s->late[s->late_n++].address = *address;
         if (s->late_n == 1) uv_timer_start(&s->second_look, on_second_look, LOOK_MS, LOOK_MS);
     }
@@ -505,6 +505,14 @@ size_t kvr_http_descriptors_room(size_t reserve)
     if (getrlimit(RLIMIT_NOFILE, &r) || r.rlim_cur == RLIM_INFINITY) return SIZE_MAX;
     size_t used = descriptors_open(r.rlim_cur) + DESCRIPTORS_KEPT + reserve;
     return r.rlim_cur > used ? (size_t)r.rlim_cur - used : 0;
+}
+
+void kvr_http_descriptors_raise(void)
+{
+    struct rlimit r;
+    if (getrlimit(RLIMIT_NOFILE, &r) || r.rlim_cur >= r.rlim_max) return;
+    r.rlim_cur = r.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &r);
 }
 
 /* ---- server ------------------------------------------------------------------------------------------ */

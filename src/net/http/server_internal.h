@@ -63,9 +63,10 @@ struct kvr_http_conn {
     uint64_t deadline_ms; /* 0: none */
     size_t unfinished;    /* of `arriving`, so many bytes count against the share of `payer` */
     uint64_t payer;
-    uint64_t message_ms;             /* when the request that is arriving began, or the waiting for it */
-    size_t queued;                   /* bytes in write requests */
-    uint64_t queued_total;           /* ever */
+    uint64_t message_ms;   /* when the request that is arriving began, or the waiting for it; by the clock, not the loop, which stands
+                            * still while it is held up: who waits meanwhile has not been idle */
+    size_t queued;         /* bytes in write requests */
+    uint64_t queued_total; /* ever */
     uint64_t sent_seen, progress_ms; /* by the sweep: bytes that had left, and when that last grew */
     bool started_message;
     bool took_all;          /* of the last one */
@@ -85,12 +86,6 @@ struct kvr_http_conn {
 };
 
 /* http/server.c */
-/* The time now, not that of the loop, which stands still while the loop is held up: who waits meanwhile has not been idle. */
-static inline uint64_t kvr__clock_ms(void)
-{
-    return uv_hrtime() / 1000000;
-}
-
 void kvr__conn_deadline(struct kvr_http_conn *c, double seconds);
 void kvr__conn_close(struct kvr_http_conn *c);
 /* Everything is sent: says goodbye and gives the client a moment to read it. */

@@ -59,7 +59,7 @@ void kvr_systemd_status(const char *text)
 
 void kvr_systemd_reloading(void)
 {
-    kvr_systemd_tell("RELOADING=1\nMONOTONIC_USEC=%llu", (unsigned long long)(kvr_now_ns(kvr_clock_monotonic()) / 1000));
+    kvr_systemd_tell("RELOADING=1\nMONOTONIC_USEC=%llu", (unsigned long long)(kvr_monotonic_ns() / 1000));
 }
 
 void kvr_systemd_reloaded(void)
@@ -120,15 +120,12 @@ int kvr_systemd_check(const char *const *names, char *err, size_t cap)
         size_t known = 0;
         name_of(i, name, sizeof name);
         while (names[known] && strcmp(names[known], name) != 0) known++;
-        if (!names[known]) {
-            snprintf(err, cap, "systemd has given a socket named '%s'; allowed: FileDescriptorName= of the socket unit is one of %s", name,
-                     allowed);
-            return -1;
-        }
-        if (!listens(FIRST_FD + i)) {
-            snprintf(err, cap, "the socket '%s' of systemd does not listen; allowed: ListenStream=, with Accept=no", name);
-            return -1;
-        }
+        if (!names[known])
+            return kvr_refuse(err, cap,
+                              "systemd has given a socket named '%s'; allowed: FileDescriptorName= of the socket unit is one of %s", name,
+                              allowed);
+        if (!listens(FIRST_FD + i))
+            return kvr_refuse(err, cap, "the socket '%s' of systemd does not listen; allowed: ListenStream=, with Accept=no", name);
         (void)fcntl(FIRST_FD + i, F_SETFD, FD_CLOEXEC);
         (void)fcntl(FIRST_FD + i, F_SETFL, fcntl(FIRST_FD + i, F_GETFL) | O_NONBLOCK);
     }

@@ -45,7 +45,7 @@ void kvr_stamp_init(struct kvr_stamp *s)
     *s = (struct kvr_stamp){0};
     while (s->publisher == 0) {
         if (getrandom(&s->publisher, sizeof s->publisher, 0) != sizeof s->publisher)
-            s->publisher = kvr_mix64(kvr_now_ns(kvr_clock_monotonic()) ^ (uint64_t)(uintptr_t)s);
+            s->publisher = kvr_mix64(kvr_monotonic_ns() ^ (uint64_t)(uintptr_t)s);
         s->publisher &= (UINT64_C(1) << 53) - 1; /* exact as a JSON number too */
     }
 }

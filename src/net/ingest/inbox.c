@@ -7,11 +7,6 @@
 
 #include <zmq.h>
 
-uint64_t kvr__inbox_now_ns(void)
-{
-    return kvr_now_ns(kvr_clock_monotonic());
-}
-
 static void wake_locked(struct kvr_ingest *in)
 {
     zmq_send(in->wake_in, "", 0, ZMQ_DONTWAIT);

@@ -185,8 +185,8 @@ void kvr_ingest_set_curve(struct kvr_ingest *in, const struct kvr_curve *c);
 bool kvr_ingest_endpoint_ok(const char *endpoint);
 /* tcp port + offset; false when the endpoint has no numeric port and the offset is not 0, or it would overflow. */
 bool kvr_ingest_endpoint_shift(const char *endpoint, uint32_t offset, char *out, size_t cap);
-/* tcp://host:port, an IPv6 address in brackets; false and "" when it does not fit. */
-bool kvr_ingest_endpoint_at(const char *host, uint16_t port, char *out, size_t cap);
+/* tcp://host:port, an IPv6 address in brackets; "" when it does not fit. */
+void kvr_ingest_endpoint_at(const char *host, uint16_t port, char *out, size_t cap);
 
 /* Begins to follow a rank. One source per (worker, rank). Returns: 0, -KVR_EINVAL for a bad endpoint,
  * -KVR_ENOMEM. The work happens on the thread; a failure shows in the status. */

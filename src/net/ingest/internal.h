@@ -178,7 +178,6 @@ struct kvr_ingest {
 
 /* ---- inbox.c: any thread, but for kvr__inbox_free_command */
 
-uint64_t kvr__inbox_now_ns(void); /* monotonic */
 void kvr__inbox_wake(struct kvr_ingest *in);
 void kvr__inbox_on_reply(void *ctx, struct kvr_recover_reply *reply); /* takes it */
 void kvr__inbox_send(struct kvr_ingest *in, struct command *c);

@@ -245,7 +245,7 @@ int kvr_recover_client_create(kvr_recover_on_reply *on_reply, void *ctx, struct 
     c->on_reply = on_reply;
     c->ctx = ctx;
     c->inbox_tail = &c->inbox;
-    c->rng.state = kvr_now_ns(kvr_clock_monotonic());
+    c->rng.state = kvr_monotonic_ns();
     if (uv_loop_init(&c->loop)) {
         free(c);
         return -KVR_ENOMEM;

@@ -155,13 +155,9 @@ bool kvr_ingest_endpoint_ok(const char *e)
     if (strncmp(e, "ipc://", 6) == 0) return e[6] != 0;
     if (strncmp(e, "tcp://", 6) != 0) return false;
     const char *colon = strrchr(e + 6, ':');
-    if (!colon || colon == e + 6 || !colon[1] || e[6] == '*') return false; /* '*' is for who binds */
-    unsigned long port = 0;
-    for (const char *p = colon + 1; *p; p++) {
-        if (*p < '0' || *p > '9' || port > 65535) return false;
-        port = port * 10 + (unsigned long)(*p - '0');
-    }
-    return port > 0 && port <= 65535;
+    if (!colon || colon == e + 6 || e[6] == '*') return false; /* '*' is for who binds */
+    uint64_t port;
+    return kvr_parse_u64(colon + 1, strlen(colon + 1), 65535, &port) && port > 0;
 }
 
 bool kvr_ingest_endpoint_shift(const char *e, uint32_t offset, char *out, size_t cap)
@@ -173,10 +169,8 @@ bool kvr_ingest_endpoint_shift(const char *e, uint32_t offset, char *out, size_t
     return colon && snprintf(out, cap, "%.*s:%lu", (int)(colon - e), e, port + offset) < (int)KVR_MIN(cap, (size_t)ENDPOINT_MAX);
 }
 
-bool kvr_ingest_endpoint_at(const char *host, uint16_t port, char *out, size_t cap)
+void kvr_ingest_endpoint_at(const char *host, uint16_t port, char *out, size_t cap)
 {
     bool v6 = strchr(host, ':') != NULL;
-    if (snprintf(out, cap, "tcp://%s%s%s:%u", v6 ? "[" : "", host, v6 ? "]" : "", port) < (int)cap) return true;
-    out[0] = 0;
-    return false;
+    if (snprintf(out, cap, "tcp://%s%s%s:%u", v6 ? "[" : "", host, v6 ? "]" : "", port) >= (int)cap) out[0] = 0;
 }

@@ -30,14 +30,14 @@ _Static_assert((int)KVR_VIEW_FIRST_EVENT == (int)KVR_PLANE_FIRST_EVENT, "a publi
 
 struct turn kvr__turn_begin(void)
 {
-    return (struct turn){.began_ns = kvr__inbox_now_ns()};
+    return (struct turn){.began_ns = kvr_monotonic_ns()};
 }
 
 bool kvr__turn_over(const struct kvr_ingest *in, struct turn *t, size_t bytes)
 {
     t->bytes += bytes;
     return ++t->messages >= TURN_MESSAGES || t->bytes >= TURN_BYTES || atomic_load_explicit(&in->stop, memory_order_relaxed) ||
-           kvr__inbox_now_ns() - t->began_ns >= TURN_MS * UINT64_C(1000000);
+           kvr_monotonic_ns() - t->began_ns >= TURN_MS * UINT64_C(1000000);
 }
 
 /* At least one is taken in each turn. */
@@ -257,7 +257,7 @@ static void apply(void *ctx, const struct kvr_view_batch *b, bool again, struct 
 {
     struct source *s = ctx;
     const struct kvr_event *ev = &s->in->plane_event;
-    s->st.heard_ns = kvr__inbox_now_ns();
+    s->st.heard_ns = kvr_monotonic_ns();
     if (!s->view.enveloped) {
         apply_batch(s, b->seq, again, out);
     } else if (ev->tier == KVR_TIER_DEVICE || s->own.stream.tiers) {
@@ -297,7 +297,7 @@ static void cancel(void *ctx)
 static void trust(void *ctx, enum kvr_view_knowledge knowledge, const char *reason)
 {
     struct source *s = ctx;
-    s->st.since_ns = kvr__inbox_now_ns();
+    s->st.since_ns = kvr_monotonic_ns();
     if (s->in->handler.on_view) s->in->handler.on_view(s->in->handler.ctx, s->user, s->st.worker, knowledge, reason);
 }
 

@@ -319,11 +319,10 @@ static void on_done(struct kvr_http_call *call, void *ctx)
     else rest(w, 0);
 }
 
-static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failure why, const char *text)
+static void on_failed(struct kvr_http_call *, void *ctx, enum kvr_http_failure why, const char *text)
 {
     struct kvr_kube_watch *w = ctx;
     char said[320];
-    (void)call;
     w->call = NULL;
     snprintf(said, sizeof said, "the API server at %s cannot be asked: %s", w->kube->endpoint.authority, text);
     if (why == KVR_HTTP_TRUNCATED && w->step == WATCHING) rest_longer(w, false); /* servers do so when they end */

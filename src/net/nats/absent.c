@@ -19,9 +19,8 @@ void kvr_nats_stats(struct kvr_nats *, struct kvr_nats_stats *out)
     *out = (struct kvr_nats_stats){0};
 }
 
-int kvr_outlet_nats(struct kvr_nats *link, const char *scope, struct kvr_worker w, struct kvr_outlet **out, char *err, size_t cap)
+int kvr_outlet_nats(struct kvr_nats *, const char *, struct kvr_worker, struct kvr_outlet **, char *err, size_t cap)
 {
-    (void)link, (void)scope, (void)w, (void)out;
     return kvr_refuse(err, cap, "built without NATS");
 }
 
@@ -30,9 +29,8 @@ int kvr_outlet_jetstream(struct kvr_nats *link, const char *scope, int, struct k
     return kvr_outlet_nats(link, scope, w, out, err, cap);
 }
 
-int kvr_durable_feed_open(const struct kvr_durable_config *config, struct kvr_durable_feed **out)
+int kvr_durable_feed_open(const struct kvr_durable_config *, struct kvr_durable_feed **)
 {
-    (void)config, (void)out;
     return -KVR_EUNSUPPORTED;
 }
 
@@ -41,14 +39,10 @@ void kvr_durable_feed_close(struct kvr_durable_feed *f)
     KVR_ASSERT(!f);
 }
 
-void kvr_durable_feed_metrics(const struct kvr_durable_feed *f, struct kvr_prom_page *out)
-{
-    (void)f, (void)out;
-}
+void kvr_durable_feed_metrics(const struct kvr_durable_feed *, struct kvr_prom_page *) {}
 
-int kvr_plane_feed_nats(struct kvr_nats *link, const char *scope, struct kvr_ingest *in, struct kvr_plane_feed **out)
+int kvr_plane_feed_nats(struct kvr_nats *, const char *, struct kvr_ingest *, struct kvr_plane_feed **)
 {
-    (void)link, (void)scope, (void)in, (void)out;
     return -KVR_EUNSUPPORTED;
 }
 
@@ -67,16 +61,13 @@ bool kvr_nats_is_up(const struct kvr_nats *)
     return false;
 }
 
-int kvr_nats_publish(struct kvr_nats *n, const char *subject, const char *reply, const void *data, size_t len)
+int kvr_nats_publish(struct kvr_nats *, const char *, const char *, const void *, size_t)
 {
-    (void)n, (void)subject, (void)reply, (void)data, (void)len;
     return -KVR_EUNSUPPORTED;
 }
 
-int kvr_nats_subscribe(struct kvr_nats *n, const char *subject, const char *queue, size_t pending_bytes, kvr_nats_on_message *fn, void *ctx,
-                       struct kvr_nats_sub **out)
+int kvr_nats_subscribe(struct kvr_nats *, const char *, const char *, size_t, kvr_nats_on_message *, void *, struct kvr_nats_sub **)
 {
-    (void)n, (void)subject, (void)queue, (void)pending_bytes, (void)fn, (void)ctx, (void)out;
     return -KVR_EUNSUPPORTED;
 }
 
@@ -96,9 +87,8 @@ void kvr_nats_inbox(char *out, size_t cap)
     snprintf(out, cap, "_");
 }
 
-int kvr_registry_open(const struct kvr_registry_config *config, struct kvr_registry **out)
+int kvr_registry_open(const struct kvr_registry_config *, struct kvr_registry **)
 {
-    (void)config, (void)out;
     return -KVR_EUNSUPPORTED;
 }
 
@@ -107,15 +97,13 @@ void kvr_registry_close(struct kvr_registry *r)
     KVR_ASSERT(!r);
 }
 
-int kvr_registry_keep(struct kvr_registry *r, const char *key, const char *value, bool exclusive)
+int kvr_registry_keep(struct kvr_registry *, const char *, const char *, bool)
 {
-    (void)r, (void)key, (void)value, (void)exclusive;
     return -KVR_EUNSUPPORTED;
 }
 
-bool kvr_registry_holds(struct kvr_registry *r, const char *key, char *owner, size_t cap)
+bool kvr_registry_holds(struct kvr_registry *, const char *, char *, size_t)
 {
-    (void)r, (void)key, (void)owner, (void)cap;
     return false;
 }
 

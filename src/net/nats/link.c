@@ -180,8 +180,7 @@ static int bad(char *err, size_t cap, const char *option, const char *text, nats
 {
     char value[256];
     hide_passwords(text, value, sizeof value);
-    snprintf(err, cap, "--%s: bad value '%.200s' (%s); allowed: %s", option, value, natsStatus_GetText(s), allowed);
-    return -1;
+    return kvr_refuse(err, cap, "--%s: bad value '%.200s' (%s); allowed: %s", option, value, natsStatus_GetText(s), allowed);
 }
 
 static int set_urls(natsOptions *o, const char *urls, bool *tls, char *err, size_t cap)

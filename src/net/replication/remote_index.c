@@ -244,11 +244,10 @@ static void on_body(struct kvr_http_call *, void *ctx, const char *data, size_t 
     kvr_buf_add(&q->answer, data, len);
 }
 
-static void on_done(struct kvr_http_call *call, void *ctx)
+static void on_done(struct kvr_http_call *, void *ctx)
 {
     struct kvr_remote_query *q = ctx;
     struct kvr_buf b = q->answer;
-    (void)call;
     q->call = NULL;
     q->answer = (struct kvr_buf){0};
     if (b.failed || !b.len) fail(q, "its answer is empty or too long", false);
@@ -256,11 +255,10 @@ static void on_done(struct kvr_http_call *call, void *ctx)
     kvr_buf_free(&b);
 }
 
-static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failure why, const char *text)
+static void on_failed(struct kvr_http_call *, void *ctx, enum kvr_http_failure why, const char *text)
 {
     struct kvr_remote_query *q = ctx;
     char copy[200];
-    (void)call;
     q->call = NULL;
     snprintf(copy, sizeof copy, "%s", text);
     fail(q, copy, why == KVR_HTTP_CONNECT_FAILED || why == KVR_HTTP_RESET);

@@ -139,11 +139,11 @@ static void wake(struct kvr_sync *s)
 
 /* ---- publishing -------------------------------------------------------------------------------------- */
 
-uint64_t kvr_sync_publish(struct kvr_sync *s, const char *event, size_t len)
+void kvr_sync_publish(struct kvr_sync *s, const char *event, size_t len)
 {
     bool dropped = false, was_empty;
     kvr_lock(&s->out_lock);
-    uint64_t number = s->next++;
+    s->next++;
     was_empty = s->out.len == 0;
     /* content must be contiguous with numbers: after a drop the rest of this outbox is dropped too */
     if (s->out_first == UINT64_MAX || len > EVENT_MAX || s->out.len + len > OUTBOX_MAX) dropped = true;
@@ -156,7 +156,6 @@ uint64_t kvr_sync_publish(struct kvr_sync *s, const char *event, size_t len)
     kvr_unlock(&s->out_lock);
     if (dropped) count(s, &s->stats.dropped, 1);
     if (was_empty || dropped) wake(s);
-    return number;
 }
 
 uint64_t kvr_sync_next(struct kvr_sync *s)

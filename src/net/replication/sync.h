@@ -70,8 +70,8 @@ int kvr_sync_create_nats(struct kvr_nats *link, const char *scope, const struct 
 /* The handler is not called any more after the return. NULL is fine. */
 void kvr_sync_destroy(struct kvr_sync *s);
 
-/* Publishes one msgpack value. Returns: its number. */
-uint64_t kvr_sync_publish(struct kvr_sync *s, const char *event, size_t len);
+/* Publishes one msgpack value. */
+void kvr_sync_publish(struct kvr_sync *s, const char *event, size_t len);
 /* The number the next event will get. */
 uint64_t kvr_sync_next(struct kvr_sync *s);
 

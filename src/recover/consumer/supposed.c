@@ -45,7 +45,7 @@ struct kvr_supposed {
     uint32_t free;
     struct kvr_map64 names, kids;
     uint32_t *bare, *scratch;
-    size_t bare_n, bare_cap, scratch_cap;
+    size_t bare_n;
     struct fresh fresh[FRESH];
     uint64_t now_tick, fresh_n, unknown[UNKNOWN], unknown_n, reset_tick, made_up;
     struct pending pending[PENDING];

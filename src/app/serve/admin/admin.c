@@ -9,7 +9,6 @@
 #include <string.h>
 
 #include "app/serve/admin/reload.h"
-#include "app/serve/common/clock.h"
 #include "app/serve/common/fields.h"
 #include "app/serve/config/config.h"
 #include "app/serve/config/keyring.h"
@@ -88,7 +87,7 @@ static void get_ready(struct admin *admin, struct kvr_http_conn *c)
         return;
     }
     for (const struct worker *w = workers_first(admin->workers); w; w = w->next, workers++)
-        schedulable += worker_is_schedulable(w, now_ms());
+        schedulable += worker_is_schedulable(w, kvr_now_ms());
     kvr_json_printf(&b, "{'error':%s,'workers':%ju,'schedulable_workers':%ju}", why, workers, schedulable);
     admin_reply(c, 503, &b);
 }
@@ -256,26 +255,6 @@ static void set_busy(struct admin *admin, struct kvr_http_conn *c, struct kvr_js
     else admin_error(c, 404, "unknown model");
 }
 
-static void post_query(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
-{
-    admin_query(admin, c, o, false);
-}
-
-static void post_query_by_hash(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
-{
-    admin_query(admin, c, o, true);
-}
-
-static void post_select(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
-{
-    selection_select(admin, c, o, false);
-}
-
-static void post_select_and_reserve(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
-{
-    selection_select(admin, c, o, true);
-}
-
 /* ---- replicas ---------------------------------------------------------------------------------------- */
 
 static void put_peer(void *ctx, const char *endpoint, bool)
@@ -389,12 +368,19 @@ static void reload_api_keys(struct admin *admin, struct kvr_http_conn *c)
 
 /* ---- routes ------------------------------------------------------------------------------------------ */
 
+static const char *const mode_members[] = {"router_mode", NULL}, *const peer_members[] = {"endpoint", NULL},
+                         *const busy_members[] = {"model", "active_decode_blocks_threshold", "active_prefill_tokens_threshold",
+                                                  "active_prefill_tokens_threshold_frac", NULL};
+
 static const struct route {
     const char *path;
     void (*get)(struct admin *admin, struct kvr_http_conn *c);
     void (*post)(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o);
     void (*bare)(struct admin *admin, struct kvr_http_conn *c); /* POST without a body */
     void (*put)(struct admin *admin, struct kvr_http_conn *c);
+    bool needs_index;         /* its answer depends on what is cached */
+    bool needs_worker;        /* a question for a worker */
+    const char *const *known; /* the members of its body, others are refused; NULL: see members_are_known */
 } routes[] = {
     {"/openapi.json", .get = get_openapi},
     {"/health", .get = get_health},
@@ -416,14 +402,14 @@ static const struct route {
     {"/models_config", .get = models_get, .put = models_put},
     {"/reload", .bare = reload_post},
     {"/debug/validate", .bare = validate},
-    {"/busy_threshold", .get = get_busy, .post = set_busy},
-    {"/potential_loads", .post = admin_potential_loads},
-    {"/overlap_scores", .post = admin_overlap_scores},
-    {"/query", .post = post_query},
-    {"/query_by_hash", .post = post_query_by_hash},
-    {"/select", .post = post_select},
-    {"/select_pair", .post = selection_pair},
-    {"/select_and_reserve", .post = post_select_and_reserve},
+    {"/busy_threshold", .get = get_busy, .post = set_busy, .known = busy_members},
+    {"/potential_loads", .post = admin_potential_loads, .needs_index = true},
+    {"/overlap_scores", .post = admin_overlap_scores, .needs_index = true},
+    {"/query", .post = admin_query, .needs_index = true},
+    {"/query_by_hash", .post = admin_query_by_hash, .needs_index = true},
+    {"/select", .post = selection_select, .needs_index = true, .needs_worker = true},
+    {"/select_pair", .post = selection_pair, .needs_index = true, .needs_worker = true},
+    {"/select_and_reserve", .post = selection_select_and_reserve, .needs_index = true, .needs_worker = true},
     {"/reservations", .post = selection_reserve},
     {"/request", .post = selection_request},
     {"/register", .post = tracker_register},
@@ -432,9 +418,9 @@ static const struct route {
     {"/prefill_complete", .post = tracker_prefill_complete},
     {"/free", .post = tracker_free},
     {"/replica_sync/peers", .get = get_peers},
-    {"/replica_sync/register_peer", .post = post_register_peer},
-    {"/replica_sync/deregister_peer", .post = post_deregister_peer},
-    {"/router_mode", .post = set_mode},
+    {"/replica_sync/register_peer", .post = post_register_peer, .known = peer_members},
+    {"/replica_sync/deregister_peer", .post = post_deregister_peer, .known = peer_members},
+    {"/router_mode", .post = set_mode, .known = mode_members},
     {"/kv_indexer_query", .post = post_index_query},
     {"/kv_indexer_record_routing_decision", .post = post_index_record},
     {"/kv_indexer_info", .get = get_index_info, .post = post_index_info},
@@ -442,23 +428,13 @@ static const struct route {
 
 /* Routes of our own take no member that they do not read. Those that stand in for other services' take what these would, and the answer
  * names what was ignored. A worker's members are looked at where they are read. */
-static bool members_are_known(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o, admin_post_fn *fn)
+static bool members_are_known(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o, const struct route *r)
 {
-    static const char *const mode[] = {"router_mode", NULL}, *const peer[] = {"endpoint", NULL},
-                             *const busy[] = {"model", "active_decode_blocks_threshold", "active_prefill_tokens_threshold",
-                                              "active_prefill_tokens_threshold_frac", NULL};
-    const struct {
-        admin_post_fn *fn;
-        const char *const *known;
-    } own[] = {{set_mode, mode}, {set_busy, busy}, {post_register_peer, peer}, {post_deregister_peer, peer}};
-    const char *const *known = fields_all();
-    bool strict = false;
+    const char *const *known = r->known ? r->known : fields_all();
     char text[512];
-    if (fn == admin_post_worker || kvr_prompt_is_text(o)) return true;
-    for (size_t i = 0; i < KVR_ARRAY_LEN(own); i++)
-        if (own[i].fn == fn) known = own[i].known, strict = true;
+    if (r->post == admin_post_worker || kvr_prompt_is_text(o)) return true;
     kvr_unknown_members(o, &known, 1, &admin->ignored);
-    if (!strict || !admin->ignored.n) return true;
+    if (!r->known || !admin->ignored.n) return true;
     kvr_unknown_member_say(admin->ignored.names[0], &known, 1, text, sizeof text);
     admin->ignored.n = 0;
     admin_error(c, 400, text);
@@ -499,42 +475,37 @@ static bool prompt_is_small_enough(struct admin *admin, struct kvr_http_conn *c,
     return false;
 }
 
-/* Does its answer depend on what is cached? */
-static bool needs_index(admin_post_fn *fn, struct kvr_json o)
+static bool needs_index(const struct route *r, struct kvr_json o)
 {
-    static admin_post_fn *const all[] = {admin_potential_loads, admin_overlap_scores,    post_query,    post_query_by_hash,
-                                         post_select,           post_select_and_reserve, selection_pair};
-    const char *method;
-    size_t n;
-    for (size_t i = 0; i < KVR_ARRAY_LEN(all); i++)
-        if (all[i] == fn) return true;
-    return fn == selection_request && kvr_json_as_str(kvr_json_get(o, "method"), &method, &n) &&
-           (kvr_text_is((struct kvr_text){method, n}, "new") || kvr_text_is((struct kvr_text){method, n}, "potential_loads"));
+    struct kvr_json method = kvr_json_get(o, "method");
+    bool may = r->post == selection_request && (kvr_json_is_str(method, "new") || kvr_json_is_str(method, "potential_loads"));
+    return r->needs_index || may;
 }
 
 /* holds: as of admin_ask_first. */
-static void post_object(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o, struct kvr_json_parser **holds, admin_post_fn *fn)
+static void post_object(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o, struct kvr_json_parser **holds,
+                        const struct route *r)
 {
-    if (!members_are_known(admin, c, o, fn)) return;
-    if (prompt_is_small_enough(admin, c, o) && (!needs_index(fn, o) || !admin_ask_first(admin, c, o, holds, fn))) fn(admin, c, o);
+    if (!members_are_known(admin, c, o, r)) return;
+    if (prompt_is_small_enough(admin, c, o) && (!needs_index(r, o) || !admin_ask_first(admin, c, o, holds, r->post))) r->post(admin, c, o);
     admin->ignored.n = 0;
 }
 
 /* Is its prompt text? A question by hashes has none. */
-static bool takes_text(admin_post_fn *fn, struct kvr_json o)
+static bool takes_text(const struct route *r, struct kvr_json o)
 {
-    return fn != post_query_by_hash && needs_index(fn, o) && kvr_prompt_is_text(o);
+    return r->post != admin_query_by_hash && needs_index(r, o) && kvr_prompt_is_text(o);
 }
 
-static void post_text(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o, struct kvr_json_parser **holds, admin_post_fn *fn,
-                      const struct admin_text *text)
+static void post_text(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o, struct kvr_json_parser **holds,
+                      const struct route *r, const struct admin_text *text)
 {
     if (text->status) {
         admin_error(c, text->status, text->why);
         return;
     }
     admin->text_ids = text->ids;
-    post_object(admin, c, o, holds, fn);
+    post_object(admin, c, o, holds, r);
     admin->text_ids = NULL;
 }
 
@@ -542,7 +513,7 @@ static void post_text(struct admin *admin, struct kvr_http_conn *c, struct kvr_j
 struct large_post {
     struct kvr_json_body b; /* first */
     struct admin *admin;
-    admin_post_fn *fn;
+    const struct route *route;
     bool is_text;
     struct admin_text text;
 };
@@ -550,7 +521,7 @@ struct large_post {
 static void on_thread(struct kvr_json_body *b)
 {
     struct large_post *p = (struct large_post *)b;
-    p->is_text = b->read.rc == 0 && b->read.members == 0 && takes_text(p->fn, b->read.root);
+    p->is_text = b->read.rc == 0 && b->read.members == 0 && takes_text(p->route, b->read.root);
     if (p->is_text) admin_text_make(p->admin, b->read.root, b->body->data, b->body->len, &p->text);
 }
 
@@ -558,43 +529,43 @@ static void on_large_post(struct kvr_json_body *b)
 {
     const struct large_post *p = (const struct large_post *)b;
     if (!admin_is_object(b->conn, &b->read)) return;
-    if (p->is_text) post_text(p->admin, b->conn, b->read.root, &b->json, p->fn, &p->text);
-    else post_object(p->admin, b->conn, b->read.root, &b->json, p->fn);
+    if (p->is_text) post_text(p->admin, b->conn, b->read.root, &b->json, p->route, &p->text);
+    else post_object(p->admin, b->conn, b->read.root, &b->json, p->route);
 }
 
 static void on_large_over(struct kvr_json_body *b)
 {
-    admin_text_free(&((struct large_post *)b)->text);
+    kvr_ids_unref(((struct large_post *)b)->text.ids);
 }
 
-static void post_on_thread(struct admin *admin, struct kvr_http_conn *c, admin_post_fn *fn)
+static void post_on_thread(struct admin *admin, struct kvr_http_conn *c, const struct route *r)
 {
     struct large_post *p = calloc(1, sizeof *p);
     if (!p) {
         admin_error(c, 503, "out of memory");
         return;
     }
-    *p = (struct large_post){.b = {.on_thread = on_thread, .on_read = on_large_post, .on_over = on_large_over}, .admin = admin, .fn = fn};
+    *p = (struct large_post){.b = {.on_thread = on_thread, .on_read = on_large_post, .on_over = on_large_over}, .admin = admin, .route = r};
     kvr_json_body_start(&p->b, &admin->jobs, &admin->process->main_loop, c);
 }
 
-static void post(struct admin *admin, struct kvr_http_conn *c, admin_post_fn *fn)
+static void post(struct admin *admin, struct kvr_http_conn *c, const struct route *r)
 {
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
     struct kvr_json o;
     struct admin_text text;
     if (kvr_json_body_is_large(c)) {
-        post_on_thread(admin, c, fn);
+        post_on_thread(admin, c, r);
     } else if (!admin_parse_object(admin, c, &o)) {
         return;
-    } else if (!takes_text(fn, o)) {
-        post_object(admin, c, o, NULL, fn);
+    } else if (!takes_text(r, o)) {
+        post_object(admin, c, o, NULL, r);
     } else if (rq->body_len > KVR_TOKENIZER_INLINE) {
-        post_on_thread(admin, c, fn);
+        post_on_thread(admin, c, r);
     } else {
         admin_text_make(admin, o, rq->body, rq->body_len, &text);
-        post_text(admin, c, o, NULL, fn, &text);
-        admin_text_free(&text);
+        post_text(admin, c, o, NULL, r, &text);
+        kvr_ids_unref(text.ids);
     }
 }
 
@@ -648,11 +619,10 @@ static bool may(struct admin *admin, struct kvr_http_conn *c)
     return false;
 }
 
-/* A question for a worker. One of the request protocol is looked at first, unless it is large: others need no worker. */
-static bool needs_worker(struct kvr_http_conn *c, struct kvr_text path)
+/* One of the request protocol is looked at first, unless it is large: others need no worker. */
+static bool needs_worker(struct kvr_http_conn *c, const struct route *r)
 {
-    return kvr_text_is(path, "/select") || kvr_text_is(path, "/select_pair") || kvr_text_is(path, "/select_and_reserve") ||
-           (kvr_text_is(path, "/request") && kvr_json_body_is_large(c));
+    return r->needs_worker || (r->post == selection_request && kvr_json_body_is_large(c));
 }
 
 static const char *allowed_by(const struct route *r)
@@ -666,7 +636,7 @@ static void take_post(struct admin *admin, struct kvr_http_conn *c, const struct
     const struct kvr_http_request *rq = kvr_http_conn_request(c);
     if (r->bare) r->bare(admin, c);
     else if (kvr_media_type_is(kvr_headers_get(rq->headers, "content-type"), KVR_PACKED_TYPE)) post_packed(admin, c, rq->path);
-    else if (!needs_worker(c, rq->path) || !selection_hold(admin, c)) post(admin, c, r->post);
+    else if (!needs_worker(c, r) || !selection_hold(admin, c)) post(admin, c, r);
 }
 
 static void begin(struct admin *admin, struct kvr_http_conn *c)

@@ -101,20 +101,6 @@ static void on_scores(void *ctx, const struct kvr_remote_query *q, const struct 
     if (--a->unanswered == 0) go_on(a);
 }
 
-/* Hashes of the question's prompt; malloc'd. */
-static uint64_t *locals_of(const struct question *q, size_t *n)
-{
-    uint32_t bs = q->partition->block_size;
-    *n = q->locals ? q->locals_n : kvr_hash_block_count(q->tokens_n, bs, false);
-    uint64_t *out = malloc((*n + 1) * sizeof *out);
-    if (!out) return NULL;
-    if (q->locals) memcpy(out, q->locals, *n * sizeof *out);
-    else
-        (void)kvr_hash_locals(q->tokens, q->tokens_n, bs, false, kvr_hash_seed(q->lora, strlen(q->lora), q->salt, strlen(q->salt)),
-                              q->mm.blocks, q->mm.n, out);
-    return out;
-}
-
 static void model_of(const struct admin *admin, const struct question *q, char *out, size_t cap)
 {
     if (!remote_model(admin->peers, q->partition->block_size, out, cap))
@@ -131,7 +117,7 @@ static bool ask(struct asking *a, const struct question *q)
     struct admin *admin = a->admin;
     char model[MODEL_MAX + 16];
     size_t n;
-    uint64_t *locals = locals_of(q, &n);
+    uint64_t *locals = question_locals(q, &n);
     model_of(admin, q, model, sizeof model);
     for (size_t i = 0; locals && n && i < admin->remotes_n && !a->failed; i++) {
         a->queries[i] = kvr_remote_ask(admin->remotes[i], model, locals, n, q->isl, on_scores, a);

@@ -14,7 +14,6 @@
 #include <string.h>
 #include <time.h>
 
-#include "app/serve/common/clock.h"
 #include "app/serve/data/data_plane.h"
 #include "app/serve/workers/counts/model_counts.h"
 
@@ -64,7 +63,7 @@ static struct sample take(struct admin *admin, uint64_t waiting)
 {
     struct timespec ts;
     clock_gettime(CLOCK_REALTIME, &ts);
-    struct sample s = {.at_ms = now_ms(),
+    struct sample s = {.at_ms = kvr_now_ms(),
                        .wall_ms = (uint64_t)ts.tv_sec * 1000 + (uint64_t)ts.tv_nsec / 1000000,
                        .totals = data_plane_totals(admin->data),
                        .waiting = waiting};

@@ -9,7 +9,6 @@
 #include <string.h>
 #include <kvroute/hash.h>
 
-#include "app/serve/common/clock.h"
 #include "app/serve/data/choice/domains.h"
 #include "app/serve/data/choice/question.h"
 #include "app/serve/workers/table/worker.h"
@@ -57,9 +56,9 @@ static const char *read_prompt(struct kvr_json o, const struct kvr_ids *text_ids
     struct kvr_json tokens = kvr_json_get(o, "token_ids"), hashes = kvr_json_get(o, "block_hashes"),
                     seqs = kvr_json_get(o, "sequence_hashes");
     const char *bad = NULL;
-    if (kvr_json_type_of(tokens) <= KVR_JSON_NULL) tokens = kvr_json_get(o, "tokens");
-    bool has_seqs = kvr_json_type_of(seqs) > KVR_JSON_NULL;
-    if (kvr_json_type_of(tokens) > KVR_JSON_NULL) {
+    if (!kvr_json_is_given(tokens)) tokens = kvr_json_get(o, "tokens");
+    bool has_seqs = kvr_json_is_given(seqs);
+    if (kvr_json_is_given(tokens)) {
         if (kvr_json_type_of(tokens) != KVR_JSON_ARRAY) return "token_ids";
         q->tokens_n = kvr_json_count(tokens);
         q->tokens = malloc((q->tokens_n + 1) * sizeof *q->tokens);
@@ -67,7 +66,7 @@ static const char *read_prompt(struct kvr_json o, const struct kvr_ids *text_ids
         return kvr_json_u32_array(tokens, q->tokens, q->tokens_n) >= 0 ? NULL : "token_ids";
     }
     if (has_seqs && (bad = get_hashes(o, "sequence_hashes", &q->seqs, &q->seqs_n))) return bad;
-    if (kvr_json_type_of(hashes) > KVR_JSON_NULL) {
+    if (kvr_json_is_given(hashes)) {
         if ((bad = get_hashes(o, "block_hashes", &q->locals, &q->locals_n))) return bad;
         return has_seqs && q->seqs_n != q->locals_n ? "sequence_hashes" : NULL;
     }
@@ -117,7 +116,7 @@ static const char *read_allowed(struct kvr_json o, struct question *q)
 {
     static const char name[] = "allowed_worker_ids";
     struct kvr_json v = kvr_json_get(o, name);
-    if (kvr_json_type_of(v) <= KVR_JSON_NULL) return NULL;
+    if (!kvr_json_is_given(v)) return NULL;
     if (!is_list(v, KVR_JSON_ARRAY, RANKS_MAX)) return name;
     q->allowed = malloc((kvr_json_count(v) + 1) * sizeof *q->allowed);
     if (!q->allowed) return no_memory;
@@ -129,20 +128,20 @@ static const char *read_allowed(struct kvr_json o, struct question *q)
 static const char *read_constraints(struct kvr_json o, struct question *q)
 {
     struct kvr_json c = kvr_json_get(o, "routing_constraints"), v = kvr_json_get(c, "required_taints");
-    if (kvr_json_type_of(c) > KVR_JSON_NULL && kvr_json_type_of(c) != KVR_JSON_OBJECT) return "routing_constraints";
-    if (kvr_json_type_of(v) > KVR_JSON_NULL && !read_required(v, q)) return "required_taints";
+    if (kvr_json_is_given(c) && kvr_json_type_of(c) != KVR_JSON_OBJECT) return "routing_constraints";
+    if (kvr_json_is_given(v) && !read_required(v, q)) return "required_taints";
     v = kvr_json_get(c, "preferred_taints");
-    if (kvr_json_type_of(v) > KVR_JSON_NULL && !read_preferred(v, q)) return "preferred_taints";
+    if (kvr_json_is_given(v) && !read_preferred(v, q)) return "preferred_taints";
     const char *bad = read_allowed(o, q);
     if (bad) return bad;
     v = kvr_json_get(o, "shared_cache_ranges");
-    if (kvr_json_type_of(v) > KVR_JSON_NULL && !read_ranges(v, q)) return "shared_cache_ranges";
+    if (kvr_json_is_given(v) && !read_ranges(v, q)) return "shared_cache_ranges";
     v = kvr_json_get(o, "pinned_worker");
-    if (kvr_json_type_of(v) <= KVR_JSON_NULL) return NULL;
+    if (!kvr_json_is_given(v)) return NULL;
     uint64_t rank = 0;
     struct kvr_json r = kvr_json_get(v, "dp_rank");
     q->has_pin = true;
-    q->pin_any_rank = kvr_json_type_of(r) <= KVR_JSON_NULL;
+    q->pin_any_rank = !kvr_json_is_given(r);
     if (!kvr_json_as_u64(kvr_json_get(v, "worker_id"), &q->pin.worker_id)) return "pinned_worker";
     if (!q->pin_any_rank && (!kvr_json_as_u64(r, &rank) || rank > UINT32_MAX)) return "pinned_worker";
     q->pin.dp_rank = (uint32_t)rank;
@@ -165,14 +164,14 @@ static bool read_override_member(struct kvr_override *o, const char *key, size_t
         {"track_prefill_tokens", KVR_OVERRIDE_TRACK_PREFILL_TOKENS, NULL, &o->track_prefill_tokens},
     };
     if (kvr_json_type_of(v) == KVR_JSON_NULL) return true;
-    if (key_len == 20 && !memcmp(key, "overlap_score_weight", 20)) { /* the older name */
+    if (kvr_span_is(key, key_len, "overlap_score_weight")) { /* the older name */
         if (!kvr_json_as_double(v, &o->prefill_load_scale) || o->prefill_load_scale < 0) return false;
         o->set |= KVR_OVERRIDE_PREFILL_LOAD_SCALE;
         if (o->prefill_load_scale == 0) o->set |= KVR_OVERRIDE_OVERLAP_CREDIT, o->overlap_credit = 0;
         return true;
     }
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) {
-        if (strlen(rows[i].key) != key_len || memcmp(rows[i].key, key, key_len)) continue;
+        if (!kvr_span_is(key, key_len, rows[i].key)) continue;
         o->set |= rows[i].bit;
         if (rows[i].flag) return kvr_json_as_bool(v, rows[i].flag);
         return kvr_json_as_double(v, rows[i].number) && *rows[i].number >= 0; /* judged here: another member may write over it */
@@ -195,7 +194,7 @@ static bool read_override(struct kvr_json o, struct kvr_override *out, char *bad
     struct kvr_json v = kvr_json_get(o, name);
     struct kvr_cost_config c;
     const char *field = name;
-    if (kvr_json_type_of(v) <= KVR_JSON_NULL) return true;
+    if (!kvr_json_is_given(v)) return true;
     for (struct kvr_json_iter i = kvr_json_iter(v); i.members && kvr_json_next(&i);)
         if (!read_override_member(out, i.key, i.key_len, i.value)) {
             snprintf(bad, cap, "%.*s", (int)KVR_MIN(i.key_len, (size_t)63), i.key);
@@ -294,7 +293,7 @@ static const struct worker *pinned_locked(struct admin *admin, const struct ques
 static void keep_with_partner_locked(struct admin *admin, struct part *prefill, const struct part *decode)
 {
     size_t kept = 0;
-    uint64_t now = now_ms();
+    uint64_t now = kvr_now_ms();
     prefill->up = false;
     for (size_t i = 0; i < prefill->n; i++) {
         const struct worker *p = worker_find_locked(admin->workers, prefill->ids[i]);
@@ -550,6 +549,19 @@ struct kvr_router_request question_decode_request(const struct question *q)
     if (q->partition->block_size != q->decode.partition->block_size)
         rq.mm_n = 0; /* by blocks of the other size, and nothing is looked up */
     return rq;
+}
+
+uint64_t *question_locals(const struct question *q, size_t *n)
+{
+    uint32_t bs = q->partition->block_size;
+    *n = q->locals ? q->locals_n : kvr_hash_block_count(q->tokens_n, bs, false);
+    uint64_t *out = malloc((*n + 1) * sizeof *out);
+    if (!out) return NULL;
+    if (q->locals) memcpy(out, q->locals, *n * sizeof *out);
+    else
+        (void)kvr_hash_locals(q->tokens, q->tokens_n, bs, false, kvr_hash_seed(q->lora, strlen(q->lora), q->salt, strlen(q->salt)),
+                              q->mm.blocks, q->mm.n, out);
+    return out;
 }
 
 struct kvr_router_ctx *admin_ctx(struct admin *admin, struct partition *partition)

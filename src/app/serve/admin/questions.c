@@ -108,17 +108,13 @@ static void put_query_answer(struct kvr_buf *b, const struct scores *sc, uint32_
     }
 }
 
-void admin_query(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o, bool by_hash)
+static void query(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o, const char *prompt)
 {
     struct question q;
     struct scores sc;
     struct kvr_buf b = {0};
-    if (by_hash && kvr_json_type_of(kvr_json_get(o, "cache_salt")) > KVR_JSON_NULL) {
-        admin_error(c, 400, "block_hashes must already include the cache salt; leave out cache_salt");
-        return;
-    }
-    if (!admin->text_ids && kvr_json_type_of(kvr_json_get(o, by_hash ? "block_hashes" : "token_ids")) != KVR_JSON_ARRAY) {
-        admin_bad_field(c, by_hash ? "block_hashes" : "token_ids");
+    if (!admin->text_ids && kvr_json_type_of(kvr_json_get(o, prompt)) != KVR_JSON_ARRAY) {
+        admin_bad_field(c, prompt);
         return;
     }
     if (!question_read(admin, c, o, &q)) return;
@@ -130,6 +126,17 @@ void admin_query(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o
         free(sc.o);
     }
     question_free(&q);
+}
+
+void admin_query(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
+{
+    query(admin, c, o, "token_ids");
+}
+
+void admin_query_by_hash(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
+{
+    if (kvr_json_has(o, "cache_salt")) admin_error(c, 400, "block_hashes must already include the cache salt; leave out cache_salt");
+    else query(admin, c, o, "block_hashes");
 }
 
 static void put_potential(struct kvr_buf *b, const struct kvr_potential_load *l, size_t n)

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "app/serve/admin/room.h"
-#include "app/serve/common/clock.h"
 #include "app/serve/config/config.h"
 #include "app/serve/config/file_look.h"
 #include "app/serve/config/keyring.h"
@@ -26,53 +25,34 @@ struct paths {
     size_t n;
 };
 
-static void add(struct paths *p, const char *path)
-{
-    if (path) p->list[p->n++] = path;
-}
-
 /* ---- what there is ----------------------------------------------------------------------------------- */
 
-static void admin_keys_paths(const struct serve_options *o, struct paths *p)
+static struct paths paths_of(const struct serve_options *o, enum reload_file file)
 {
-    add(p, o->admin_key_file);
-}
-
-static void api_keys_paths(const struct serve_options *o, struct paths *p)
-{
-    add(p, o->api_key_file);
-}
-
-static void models_paths(const struct serve_options *o, struct paths *p)
-{
-    add(p, o->models_file);
-}
-
-static void policy_paths(const struct serve_options *o, struct paths *p)
-{
-    add(p, o->policy_config);
-}
-
-static void workers_paths(const struct serve_options *o, struct paths *p)
-{
-    if (o->discovery == DISCOVERY_FILE) add(p, o->discovery_target);
-}
-
-static void certificates_paths(const struct serve_options *o, struct paths *p)
-{
-    const char *const all[] = {o->tls_cert,
-                               o->tls_key,
-                               o->tls_client_ca,
-                               o->admin_tls_cert,
-                               o->admin_tls_key,
-                               o->admin_tls_client_ca,
-                               o->ext_proc_tls_cert,
-                               o->ext_proc_tls_key,
-                               o->ext_proc_tls_client_ca,
-                               o->tls_ca,
-                               o->outgoing_tls_cert,
-                               o->outgoing_tls_key};
-    for (size_t i = 0; i < KVR_ARRAY_LEN(all); i++) add(p, all[i]);
+    const struct {
+        enum reload_file file;
+        const char *path; /* NULL: not given */
+    } all[] = {{RELOAD_ADMIN_KEYS, o->admin_key_file},
+               {RELOAD_API_KEYS, o->api_key_file},
+               {RELOAD_MODELS, o->models_file},
+               {RELOAD_POLICY, o->policy_config},
+               {RELOAD_WORKERS, o->discovery == DISCOVERY_FILE ? o->discovery_target : NULL},
+               {RELOAD_CERTIFICATES, o->tls_cert},
+               {RELOAD_CERTIFICATES, o->tls_key},
+               {RELOAD_CERTIFICATES, o->tls_client_ca},
+               {RELOAD_CERTIFICATES, o->admin_tls_cert},
+               {RELOAD_CERTIFICATES, o->admin_tls_key},
+               {RELOAD_CERTIFICATES, o->admin_tls_client_ca},
+               {RELOAD_CERTIFICATES, o->ext_proc_tls_cert},
+               {RELOAD_CERTIFICATES, o->ext_proc_tls_key},
+               {RELOAD_CERTIFICATES, o->ext_proc_tls_client_ca},
+               {RELOAD_CERTIFICATES, o->tls_ca},
+               {RELOAD_CERTIFICATES, o->outgoing_tls_cert},
+               {RELOAD_CERTIFICATES, o->outgoing_tls_key}};
+    struct paths p = {0};
+    for (size_t i = 0; i < KVR_ARRAY_LEN(all); i++)
+        if (all[i].file == file && all[i].path) p.list[p.n++] = all[i].path;
+    return p;
 }
 
 static int read_admin_keys(struct admin *admin, char *err, size_t cap)
@@ -89,19 +69,18 @@ static int read_discovery(struct admin *admin, char *err, size_t cap)
 
 static const struct reloadable {
     enum reload_file file;
-    void (*paths)(const struct serve_options *o, struct paths *p);
     const char *option, *stays; /* for the log */
     /* One of them reads, and counts it. */
     int (*read_config)(struct config *config, char *err, size_t cap);
     int (*read)(struct admin *admin, char *err, size_t cap);
 } rows[] = {
-    {RELOAD_ADMIN_KEYS, admin_keys_paths, "--admin-key-file", "the old keys stay", .read = read_admin_keys},
-    {RELOAD_CERTIFICATES, certificates_paths, "certificates", "the old certificate stays", port_tls_reload, NULL},
+    {RELOAD_ADMIN_KEYS, "--admin-key-file", "the old keys stay", .read = read_admin_keys},
+    {RELOAD_CERTIFICATES, "certificates", "the old certificate stays", port_tls_reload, NULL},
     /* before those who name classes */
-    {RELOAD_POLICY, policy_paths, "--router-policy-config", "the old classes stay", policies_reload, NULL},
-    {RELOAD_API_KEYS, api_keys_paths, "--api-key-file", "the old keys stay", keyrings_reload, NULL},
-    {RELOAD_MODELS, models_paths, "--models-file", "what was in force stays", models_config_reload, NULL},
-    {RELOAD_WORKERS, workers_paths, "--discovery-target", "nothing is changed", .read = read_discovery},
+    {RELOAD_POLICY, "--router-policy-config", "the old classes stay", policies_reload, NULL},
+    {RELOAD_API_KEYS, "--api-key-file", "the old keys stay", keyrings_reload, NULL},
+    {RELOAD_MODELS, "--models-file", "what was in force stays", models_config_reload, NULL},
+    {RELOAD_WORKERS, "--discovery-target", "nothing is changed", .read = read_discovery},
 };
 
 /* ---- folders of tokenizers ---------------------------------------------------------------------------- */
@@ -151,9 +130,8 @@ static void add_look(void *look, const char *path)
 
 static uint64_t look_at(const struct admin *admin, const struct reloadable *row)
 {
-    struct paths p = {0};
+    struct paths p = paths_of(admin->o, row->file);
     uint64_t look = 0;
-    row->paths(admin->o, &p);
     for (size_t i = 0; i < p.n; i++) add_look(&look, p.list[i]);
     if (row->file == RELOAD_CERTIFICATES) kvr_tls_peers_files(add_look, &look);
     return look;
@@ -162,9 +140,8 @@ static uint64_t look_at(const struct admin *admin, const struct reloadable *row)
 /* Looked at before it is read: a change in between is one that is seen later. */
 static enum result read_row(struct admin *admin, const struct reloadable *row, const char *by, char *err, size_t cap)
 {
-    struct paths p = {0};
+    struct paths p = paths_of(admin->o, row->file);
     struct reload_mark now;
-    row->paths(admin->o, &p);
     config_reloads(admin->config)->of[row->file].read_look = look_at(admin, row);
     reload_mark_of(p.list, p.n, &now);
     if (row->read ? row->read(admin, err, cap) : row->read_config(admin->config, err, cap)) {
@@ -188,9 +165,8 @@ void reload_begin(struct admin *admin)
     if (admin->o->config) config_reloads(admin->config)->config_look = file_look(0, admin->o->config);
     note_folders(admin);
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++) {
-        struct paths p = {0};
+        struct paths p = paths_of(admin->o, rows[i].file);
         struct reload_mark now;
-        rows[i].paths(admin->o, &p);
         config_reloads(admin->config)->of[rows[i].file].read_look = look_at(admin, &rows[i]);
         if (!p.n) continue;
         reload_mark_of(p.list, p.n, &now);
@@ -215,8 +191,8 @@ static bool watch(struct admin *admin, const struct reloadable *row)
 
 void reload_tick(struct admin *admin)
 {
-    if (admin->o->watch_files <= 0 || now_ms() < config_reloads(admin->config)->due_ms) return;
-    config_reloads(admin->config)->due_ms = now_ms() + (uint64_t)(admin->o->watch_files * 1000);
+    if (admin->o->watch_files <= 0 || kvr_now_ms() < config_reloads(admin->config)->due_ms) return;
+    config_reloads(admin->config)->due_ms = kvr_now_ms() + (uint64_t)(admin->o->watch_files * 1000);
     bool any = false;
     for (size_t i = 0; i < KVR_ARRAY_LEN(rows); i++)
         if (rows[i].file != RELOAD_WORKERS) any = watch(admin, &rows[i]) || any; /* which is looked at in any case */
@@ -238,11 +214,10 @@ static bool reload_row(struct admin *admin, const struct reloadable *row, const 
 {
     static const char *const results[] = {"taken", "unchanged", "refused"};
     char err[512];
-    struct paths p = {0};
-    row->paths(admin->o, &p);
+    struct paths p = paths_of(admin->o, row->file);
     if (!p.n && row->file != RELOAD_CERTIFICATES) return true; /* workers may have some of their own */
     enum result result = read_row(admin, row, by, err, sizeof err);
-    if (!p.n && result == REFUSED) add(&p, "(of a worker)");
+    if (!p.n && result == REFUSED) p.list[p.n++] = "(of a worker)";
     for (size_t i = 0; i < p.n; i++) put_file(out, reload_name(row->file), p.list[i], results[result], result == REFUSED ? err : NULL);
     return result != REFUSED;
 }

@@ -180,7 +180,6 @@ struct admin_text {
 };
 /* Any thread. `o` was read from body[0..len). */
 void admin_text_make(const struct admin *admin, struct kvr_json o, const char *body, size_t len, struct admin_text *out);
-void admin_text_free(struct admin_text *t);
 
 /* token_ids (or tokens; or a text, whose tokens are admin->text_ids) and perhaps block_mm_infos, or block_hashes + sequence_hashes +
  * isl_tokens, or sequence_hashes + new_isl_tokens; constraints; override. Returns: false after having answered. */
@@ -191,12 +190,15 @@ void question_free(struct question *q);
 /* Borrow the question. */
 struct kvr_router_request question_request(const struct question *q);
 struct kvr_router_request question_decode_request(const struct question *q); /* of its decode leg; decode.partition must be there */
+/* Local hashes of its prompt, which has tokens or these; malloc'd. NULL: no memory. */
+uint64_t *question_locals(const struct question *q, size_t *n);
 struct kvr_router_ctx *admin_ctx(struct admin *admin, struct partition *partition);
 /* The array of hashes o[key], malloc'd; the caller frees *out whatever comes. Returns: NULL; the key when it is none; "": no memory. */
 const char *get_hashes(struct kvr_json o, const char *key, uint64_t **out, size_t *n);
 
 void admin_overlap_scores(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o);
-void admin_query(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o, bool by_hash);
+void admin_query(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o);
+void admin_query_by_hash(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o);
 void admin_potential_loads(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o);
 /* The same as the request protocol has it: with what waits. */
 void admin_potential_loads_protocol(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o);
@@ -244,7 +246,8 @@ bool selection_asks(struct admin *admin, const struct partition *p);
 bool selection_hold(struct admin *admin, struct kvr_http_conn *c);
 /* Answers what was held: when the workers have come, or with 503 when it has waited too long. Call it when one has come. */
 void selection_release(struct admin *admin);
-void selection_select(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o, bool reserve);
+void selection_select(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o);
+void selection_select_and_reserve(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o);
 void selection_pair(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o);
 void selection_reserve(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o);
 /* /reservations/{id}[/verb] */

@@ -16,9 +16,9 @@
 #include <math.h>
 #include <string.h>
 
-#include "app/serve/common/clock.h"
 #include "app/serve/workers/table/worker.h"
 #include "app/serve/workers/workers.h"
+#include "base/list.h"
 #include "base/lock.h"
 #include "base/lru.h"
 
@@ -26,14 +26,19 @@ enum { SELECTION_ID_MAX = 200 };
 
 /* ---- what has been selected and not booked yet ------------------------------------------------------- */
 
+struct booking {
+    struct partition *partition;
+    struct kvr_worker worker;
+    const uint64_t *seqs;
+    size_t seqs_n;
+    uint64_t isl, effective;
+    bool track_prefill, decodes;
+};
+
 struct pending {
     struct kvr_lru_entry lru;
     uint64_t expires_ms;
-    struct partition *partition;
-    struct kvr_worker worker;
-    uint64_t isl, effective;
-    bool track_prefill, decodes;
-    size_t seqs_n;
+    struct booking booking; /* its hashes are those below */
     char id[SELECTION_ID_MAX + 1];
     uint64_t seqs[];
 };
@@ -80,7 +85,7 @@ struct selection {
 
 static size_t pending_size(const struct pending *p)
 {
-    return sizeof *p + p->seqs_n * sizeof *p->seqs;
+    return sizeof *p + p->booking.seqs_n * sizeof *p->seqs;
 }
 
 static bool pending_same(const struct kvr_lru_entry *e, const void *id)
@@ -127,7 +132,7 @@ bool selection_asks(struct admin *admin, const struct partition *p)
     for (const struct waiting *w = sel ? sel->waiting : NULL; w && !asks; w = w->next)
         asks = w->q.partition == p || w->q.decode.partition == p || w->q.whole.partition == p;
     for (const struct kvr_lru_entry *e = sel ? sel->pending.oldest : NULL; e && !asks; e = e->newer)
-        asks = ((const struct pending *)e)->partition == p;
+        asks = ((const struct pending *)e)->booking.partition == p;
     return asks;
 }
 
@@ -148,7 +153,7 @@ bool selection_hold(struct admin *admin, struct kvr_http_conn *c)
     if (have_workers(admin) || admin->o->queue_timeout <= 0) return false;
     struct held *h = calloc(1, sizeof *h);
     if (!h) return false;
-    *h = (struct held){NULL, c, now_ms() + (uint64_t)(admin->o->queue_timeout * 1000)};
+    *h = (struct held){NULL, c, kvr_now_ms() + (uint64_t)(admin->o->queue_timeout * 1000)};
     *sel->held_end = h;
     sel->held_end = &h->next;
     kvr_http_conn_set_user(c, h); /* so that its end is told */
@@ -181,15 +186,26 @@ void selection_release(struct admin *admin)
 {
     struct selection *sel = admin->selection;
     static const char body[] = "{\"error\":\"fewer workers than --min-initial-workers have come within --queue-timeout\"}";
-    while (sel->held && sel->held->deadline_ms <= now_ms())
+    while (sel->held && sel->held->deadline_ms <= kvr_now_ms())
         kvr_http_reply(held_take(sel, &sel->held), 503, "application/json", "Retry-After: 1\r\n", body, sizeof body - 1);
     while (sel->held && have_workers(admin)) sel->begin(admin, held_take(sel, &sel->held));
+}
+
+/* Any thread. */
+static void make_ready(struct waiting *w)
+{
+    struct selection *sel = w->admin->selection;
+    kvr_lock(&sel->lock);
+    w->ready_next = sel->ready;
+    sel->ready = w;
+    kvr_unlock(&sel->lock);
+    uv_async_send(&sel->wake);
 }
 
 void selection_tick(struct admin *admin)
 {
     struct selection *sel = admin->selection;
-    uint64_t now = now_ms();
+    uint64_t now = kvr_now_ms();
     selection_release(admin);
     while (pending_oldest(sel) && pending_oldest(sel)->expires_ms <= now) pending_drop(sel, pending_oldest(sel));
     for (struct waiting *w = sel->waiting, *next; w; w = next) {
@@ -197,11 +213,7 @@ void selection_tick(struct admin *admin)
         if (!w->parked || now < w->deadline_ms || !kvr_router_cancel(w->q.partition->router, &w->ticket)) continue;
         w->parked = false;
         w->rc = -KVR_EBUSY;
-        kvr_lock(&sel->lock);
-        w->ready_next = sel->ready;
-        sel->ready = w;
-        kvr_unlock(&sel->lock);
-        uv_async_send(&sel->wake);
+        make_ready(w);
     }
 }
 
@@ -225,18 +237,14 @@ static const char *read_id(struct admin *admin, struct kvr_json o, const char *k
 /* Sequence hashes of the question, made if need be. Returns: a malloc'd array. */
 static uint64_t *sequence_of(const struct question *q, size_t *n)
 {
-    *n = q->seqs ? q->seqs_n : q->locals ? q->locals_n : kvr_hash_block_count(q->tokens_n, q->partition->block_size, false);
-    uint64_t *out = malloc((*n + 1) * sizeof *out);
-    if (!out) return NULL;
-    if (q->seqs) {
-        memcpy(out, q->seqs, *n * sizeof *out);
-        return out;
+    if (!q->seqs) {
+        uint64_t *made = question_locals(q, n);
+        if (made) kvr_hash_sequence(made, *n, made);
+        return made;
     }
-    if (q->locals) memcpy(out, q->locals, *n * sizeof *out);
-    else
-        kvr_hash_locals(q->tokens, q->tokens_n, q->partition->block_size, false,
-                        kvr_hash_seed(q->lora, strlen(q->lora), q->salt, strlen(q->salt)), q->mm.blocks, q->mm.n, out);
-    kvr_hash_sequence(out, *n, out);
+    *n = q->seqs_n;
+    uint64_t *out = malloc((*n + 1) * sizeof *out);
+    if (out) memcpy(out, q->seqs, *n * sizeof *out);
     return out;
 }
 
@@ -332,8 +340,7 @@ static void put_protocol_rejection(struct kvr_buf *b, const struct kvr_rejection
 static void waiting_free(struct waiting *w)
 {
     struct selection *sel = w->admin->selection;
-    *(w->prev ? &w->prev->next : &sel->waiting) = w->next;
-    if (w->next) w->next->prev = w->prev;
+    KVR_LIST_TAKE(sel->waiting, w);
     question_free(&w->q);
     free(w);
 }
@@ -341,17 +348,12 @@ static void waiting_free(struct waiting *w)
 static void on_turn(struct kvr_ticket *t, int rc, const struct kvr_router_result *result, const struct kvr_router_ctx *ctx)
 {
     struct waiting *w = t->user;
-    struct selection *sel = w->admin->selection;
     w->rc = rc;
     if (rc == 0) {
         w->result = *result;
         w->reach = reach_of(ctx, result->worker, w->q.partition->block_size);
     }
-    kvr_lock(&sel->lock);
-    w->ready_next = sel->ready;
-    sel->ready = w;
-    kvr_unlock(&sel->lock);
-    uv_async_send(&sel->wake);
+    make_ready(w);
 }
 
 /* The caller hears of an error, so the booking is nobody's. */
@@ -438,14 +440,12 @@ static void reserve_now_or_later(struct admin *admin, struct kvr_http_conn *c, s
     struct bookings known = bookings_of(admin, w->id);
     w->admin = admin;
     w->conn = c;
-    w->next = sel->waiting;
-    if (sel->waiting) sel->waiting->prev = w;
-    sel->waiting = w;
+    KVR_LIST_PUSH(sel->waiting, w);
     w->rq = question_request(&w->q);
     w->rq.book = true;
     w->rq.id = w->id;
     w->rq.id_len = strlen(w->id);
-    w->deadline_ms = now_ms() + (uint64_t)(admin->o->queue_timeout * 1000);
+    w->deadline_ms = kvr_now_ms() + (uint64_t)(admin->o->queue_timeout * 1000);
     w->parked = true; /* before on_turn can run: from a KVR_PARKED on, what it writes is its own */
     int rc = bookings_any(&known) ? -KVR_EEXISTS : w->q.has_pair ? pairing_look(admin, &w->q) : 0;
     if (rc == 0)
@@ -467,14 +467,15 @@ static bool remember(struct admin *admin, const struct waiting *w)
     uint64_t *seqs = sequence_of(&w->q, &n);
     struct pending *p = seqs ? calloc(1, sizeof *p + n * sizeof *p->seqs) : NULL;
     if (p) {
-        *p = (struct pending){.expires_ms = now_ms() + (uint64_t)(admin->o->selection_ttl * 1000),
-                              .partition = w->q.partition,
-                              .worker = w->result.worker,
-                              .isl = w->q.isl,
-                              .effective = w->result.prefill_tokens,
-                              .track_prefill = tracks_prefill(admin, &w->q),
-                              .decodes = w->q.phase == ASKS_DECODE,
-                              .seqs_n = n};
+        *p = (struct pending){.expires_ms = kvr_now_ms() + (uint64_t)(admin->o->selection_ttl * 1000),
+                              .booking = {.partition = w->q.partition,
+                                          .worker = w->result.worker,
+                                          .seqs = p->seqs,
+                                          .seqs_n = n,
+                                          .isl = w->q.isl,
+                                          .effective = w->result.prefill_tokens,
+                                          .track_prefill = tracks_prefill(admin, &w->q),
+                                          .decodes = w->q.phase == ASKS_DECODE}};
         snprintf(p->id, sizeof p->id, "%s", w->id + 2);
         memcpy(p->seqs, seqs, n * sizeof *seqs);
         pending_add(admin->selection, admin->o, p);
@@ -537,9 +538,14 @@ static void begin_selection(struct admin *admin, struct kvr_http_conn *c, struct
     free(w);
 }
 
-void selection_select(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o, bool reserve)
+void selection_select(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
 {
-    begin_selection(admin, c, o, reserve ? SELECTS_RESERVED : SELECTS_ONE);
+    begin_selection(admin, c, o, SELECTS_ONE);
+}
+
+void selection_select_and_reserve(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
+{
+    begin_selection(admin, c, o, SELECTS_RESERVED);
 }
 
 void selection_pair(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
@@ -548,15 +554,6 @@ void selection_pair(struct admin *admin, struct kvr_http_conn *c, struct kvr_jso
 }
 
 /* ---- reservations ------------------------------------------------------------------------------------ */
-
-struct booking {
-    struct partition *partition;
-    struct kvr_worker worker;
-    const uint64_t *seqs;
-    size_t seqs_n;
-    uint64_t isl, effective;
-    bool track_prefill, decodes;
-};
 
 /* Returns: whether it can be tried again: there was no memory. */
 static bool book(struct admin *admin, struct kvr_http_conn *c, const char *id, const struct booking *k)
@@ -588,12 +585,11 @@ static bool book(struct admin *admin, struct kvr_http_conn *c, const char *id, c
 static void reserve_pending(struct admin *admin, struct kvr_http_conn *c, const char *id)
 {
     struct pending *p = pending_find(admin->selection, id + 2);
-    if (!p || p->expires_ms <= now_ms()) {
+    if (!p || p->expires_ms <= kvr_now_ms()) {
         admin_error(c, 404, "no pending selection");
         return;
     }
-    struct booking k = {p->partition, p->worker, p->seqs, p->seqs_n, p->isl, p->effective, p->track_prefill, p->decodes};
-    if (!book(admin, c, id, &k)) pending_drop(admin->selection, p);
+    if (!book(admin, c, id, &p->booking)) pending_drop(admin->selection, p);
 }
 
 /* Prefill workers are apart from those that answer, and the caller has chosen one of them. */
@@ -636,7 +632,7 @@ static void reserve_explicit(struct admin *admin, struct kvr_http_conn *c, struc
 void selection_reserve(struct admin *admin, struct kvr_http_conn *c, struct kvr_json o)
 {
     char id[SELECTION_ID_MAX + 3];
-    bool given = false, explicit_form = kvr_json_type_of(kvr_json_get(o, "worker_id")) > KVR_JSON_NULL;
+    bool given = false, explicit_form = kvr_json_has(o, "worker_id");
     const char *bad = read_id(admin, o, "selection_id", id, &given);
     if (bad || (!given && !explicit_form)) admin_bad_field(c, "selection_id");
     else if (explicit_form) reserve_explicit(admin, c, o, id);

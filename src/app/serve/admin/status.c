@@ -13,7 +13,6 @@
 #include <string.h>
 #include <time.h>
 
-#include "app/serve/common/clock.h"
 #include "app/serve/config/keyring.h"
 #include "app/serve/config/port_tls.h"
 #include "app/serve/data/data_plane.h"
@@ -39,7 +38,7 @@ static void status_write(struct admin *admin, struct kvr_buf *b)
                     "{'version':%s,'program':%s,'mode':%s,'overlap_score_credit':%g,'prefill_load_scale':%g,'uptime_ms':%ju,"
                     "'ending':%i",
                     kvr_version(), serve_command(admin->o), router_mode_name(workers_mode(admin->workers)), admin->o->overlap_credit,
-                    admin->o->prefill_load_scale, now_ms() - admin->process->started_ms, process_is_ending(admin->process));
+                    admin->o->prefill_load_scale, kvr_now_ms() - admin->process->started_ms, process_is_ending(admin->process));
     if (admin->remotes_n) { /* the index is elsewhere */
         kvr_json_printf(b, "'remote_index':%s,'remote_index_error':%s", admin->o->use_remote_indexer, remote_why(admin));
     }
@@ -99,7 +98,7 @@ void status_second(struct admin *admin)
 {
     struct status_listeners *all = &admin->listeners;
     struct kvr_buf b = {0};
-    uint64_t begun = now_ms(), begun_of_cpu = cpu_ns();
+    uint64_t begun = kvr_now_ms(), begun_of_cpu = cpu_ns();
     if (!all->n || begun < all->due_ms) return;
     kvr_buf_str(&b, "data: "); /* JSON as it is written here has no line ends */
     status_write(admin, &b);

@@ -68,9 +68,3 @@ void admin_text_make(const struct admin *admin, struct kvr_json o, const char *b
     else with_trusted(tokenizer, &question, t);
     kvr_buf_free(&question);
 }
-
-void admin_text_free(struct admin_text *t)
-{
-    kvr_ids_unref(t->ids);
-    t->ids = NULL;
-}

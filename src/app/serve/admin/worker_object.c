@@ -7,7 +7,6 @@
 
 #include <string.h>
 
-#include "app/serve/common/clock.h"
 #include "app/serve/workers/engines/usage_reporting.h"
 #include "app/serve/workers/entry/worker_tls.h"
 #include "app/serve/workers/engines/learnt.h"
@@ -82,7 +81,7 @@ static void put_views(struct admin *admin, struct kvr_buf *b, const struct worke
         if (is_of_plane(admin, w, st[i].worker.dp_rank - w->dp_start)) kvr_json_put_str(b, "endpoint", "plane");
         if (st[i].events_trouble) kvr_json_put_str(b, "events_error", st[i].events_trouble);
         if (st[i].replay_trouble) kvr_json_put_str(b, "replay_error", st[i].replay_trouble);
-        kvr_json_printf(b, "'for_ms':%ju,'next_sequence':%ju,'batches':%ju", (kvr_now_ns(kvr_clock_monotonic()) - st[i].since_ns) / 1000000,
+        kvr_json_printf(b, "'for_ms':%ju,'next_sequence':%ju,'batches':%ju", (kvr_monotonic_ns() - st[i].since_ns) / 1000000,
                         st[i].next_sequence, st[i].batches);
         put_reach(b, &st[i]);
         kvr_json_printf(b, "'events':%ju,'gaps':%ju,'restarts':%ju,'recovered_events':%ju,'recovered_dumps':%ju,'blocks':%ju", st[i].events,
@@ -131,7 +130,7 @@ static void put_role(struct kvr_buf *b, const struct worker *w)
 
 static double seconds_since(uint64_t then_ms)
 {
-    uint64_t now = now_ms();
+    uint64_t now = kvr_now_ms();
     return then_ms && now > then_ms ? (double)(now - then_ms) / 1000 : 0;
 }
 
@@ -141,7 +140,7 @@ static const char *why_not(const struct worker *w)
     if (w->draining) return "it is drained (state)";
     if (w->unreachable) return "it has no endpoint";
     if (w->health == HEALTH_DOWN) return "its last check failed";
-    if (w->open_until_ms > now_ms()) return "too many requests in a row have failed (breaker)";
+    if (w->open_until_ms > kvr_now_ms()) return "too many requests in a row have failed (breaker)";
     if (w->misplaced) return "its engine is of another role, or has yet to say where it is met";
     return NULL;
 }
@@ -152,7 +151,7 @@ static void put_standing(struct kvr_buf *b, const struct worker *w)
     static const char *const states[] = {"unknown", "up", "down"};
     const char *why = why_not(w);
     kvr_json_printf(b, "'status':%s,'state':%s,'since_s':%g,'schedulable':%i", states[w->health], w->draining ? "draining" : "active",
-                    seconds_since(w->since_ms), worker_is_schedulable(w, now_ms()));
+                    seconds_since(w->since_ms), worker_is_schedulable(w, kvr_now_ms()));
     if (why) kvr_json_put_str(b, "why_not_schedulable", why);
     kvr_json_put_u64(b, "active_requests", w->active);
     if (w->checked_ms) kvr_json_put_double(b, "checked_s_ago", seconds_since(w->checked_ms));
@@ -178,7 +177,7 @@ static void put_worker(struct admin *admin, struct kvr_buf *b, const struct work
     kvr_json_printf(b, "'max_num_batched_tokens':%ju,'total_kv_blocks':%ju", w->max_num_batched_tokens,
                     w->total_kv_blocks ? w->total_kv_blocks : w->learnt_kv_blocks);
     put_standing(b, w);
-    kvr_json_printf(b, "'breaker_open':%i,'taints':[", w->open_until_ms > now_ms());
+    kvr_json_printf(b, "'breaker_open':%i,'taints':[", w->open_until_ms > kvr_now_ms());
     for (size_t i = 0; i < w->taints_n; i++) kvr_json_str(b, w->taints[i], strlen(w->taints[i]));
     kvr_json_close(b, ']');
     put_model(b, w);

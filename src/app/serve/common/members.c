@@ -7,7 +7,7 @@
 bool member_u64(struct kvr_json o, const char *key, uint64_t max, uint64_t *out, const char **bad)
 {
     struct kvr_json v = kvr_json_get(o, key);
-    if (kvr_json_type_of(v) <= KVR_JSON_NULL) return true;
+    if (!kvr_json_is_given(v)) return true;
     if (kvr_json_as_u64(v, out) && *out <= max) return true;
     *bad = key;
     return false;
@@ -17,7 +17,7 @@ bool member_double(struct kvr_json o, const char *key, double min, double max, d
 {
     struct kvr_json v = kvr_json_get(o, key);
     double d;
-    if (kvr_json_type_of(v) <= KVR_JSON_NULL) return true;
+    if (!kvr_json_is_given(v)) return true;
     if (kvr_json_as_double(v, &d) && d >= min && d <= max) {
         *out = d;
         return true;
@@ -29,7 +29,7 @@ bool member_double(struct kvr_json o, const char *key, double min, double max, d
 bool member_bool(struct kvr_json o, const char *key, bool *out, const char **bad)
 {
     struct kvr_json v = kvr_json_get(o, key);
-    if (kvr_json_type_of(v) <= KVR_JSON_NULL || kvr_json_as_bool(v, out)) return true;
+    if (!kvr_json_is_given(v) || kvr_json_as_bool(v, out)) return true;
     *bad = key;
     return false;
 }
@@ -39,7 +39,7 @@ bool member_text(struct kvr_json o, const char *key, char *out, size_t cap, cons
     const char *s;
     size_t len;
     struct kvr_json v = kvr_json_get(o, key);
-    if (kvr_json_type_of(v) <= KVR_JSON_NULL) return true;
+    if (!kvr_json_is_given(v)) return true;
     if (kvr_json_as_name(v, &s, &len) && len < cap) {
         memcpy(out, s, len);
         out[len] = 0;

@@ -26,6 +26,6 @@ const char *router_mode_name(int mode)
 int router_mode_of(const char *name, size_t len)
 {
     for (int i = 0; i < (int)KVR_ARRAY_LEN(modes); i++)
-        if (strlen(modes[i]) == len && memcmp(modes[i], name, len) == 0) return i;
+        if (kvr_span_is(name, len, modes[i])) return i;
     return -1;
 }

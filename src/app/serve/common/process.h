@@ -23,6 +23,8 @@ struct kvr_http_client;
 struct kvr_json_parser;
 struct kvr_nats;
 
+enum { TICK_MS = 100 }; /* of what the main loop looks after */
+
 struct process {
     const struct serve_options *o;
     uv_loop_t main_loop;

@@ -200,20 +200,13 @@ static int read_secret(const struct kvr_yaml *y, const yaml_node_t *v, const cha
     return kvr_digest(s, n, a->key->digest) ? 0 : kvr_yaml_refuse(y, v, key, "out of memory");
 }
 
-static int hex_digit(char c)
-{
-    if (c >= '0' && c <= '9') return c - '0';
-    c = (char)(c | 0x20);
-    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
 static int read_digest(const struct kvr_yaml *y, const yaml_node_t *v, const char *key, struct reading_key *a)
 {
     const char *s = kvr_yaml_text(v);
     bool ok = s && strlen(s) == 2 * KVR_DIGEST;
     if (a->has_secret) return kvr_yaml_refuse(y, v, key, "either key or key_sha256, not both");
     for (size_t i = 0; ok && i < KVR_DIGEST; i++) {
-        int hi = hex_digit(s[2 * i]), lo = hex_digit(s[2 * i + 1]);
+        int hi = kvr_hex_digit(s[2 * i]), lo = kvr_hex_digit(s[2 * i + 1]);
         ok = hi >= 0 && lo >= 0;
         if (ok) a->key->digest[i] = (unsigned char)(hi * 16 + lo);
     }
@@ -410,18 +403,10 @@ static int read_document(const struct kvr_yaml *plain, yaml_node_t *root, void *
     return check_unique(y, out, by_name, "name") ? -1 : check_unique(y, out, by_digest, "key");
 }
 
-int api_keys_parse(const char *name, const void *text, size_t len, struct api_keys *out, char *err, size_t cap)
+int api_keys_read(const struct kvr_yaml_source *from, struct api_keys *out, char *err, size_t cap)
 {
     memset(out, 0, sizeof *out);
-    int rc = kvr_yaml_parse(name, text, len, read_document, out, err, cap);
-    if (rc) api_keys_free(out);
-    return rc;
-}
-
-int api_keys_read(const char *path, struct api_keys *out, struct kvr_yaml_findings *all, char *err, size_t cap)
-{
-    memset(out, 0, sizeof *out);
-    int rc = kvr_yaml_read_all(path, read_document, out, all, err, cap);
+    int rc = kvr_yaml_read(from, read_document, out, err, cap);
     if (rc) api_keys_free(out);
     return rc;
 }

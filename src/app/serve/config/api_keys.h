@@ -14,10 +14,9 @@
 
 #include "app/serve/common/limits.h"
 #include "net/http/digest.h"
+#include "wire/yaml_map.h"
 
 enum { KEYS_MAX = 16384, KEY_MODELS_MAX = 256, LIMITED_MODELS_MAX = 256, KEY_NAME_MAX = 64, KEY_SECRET_MIN = 8, KEY_SECRET_MAX = 255 };
-
-struct kvr_yaml_findings;
 
 struct key_use;
 
@@ -73,11 +72,8 @@ struct api_keys {
     struct api_key anonymous; /* requests without a key */
 };
 
-/* Returns: 0; -1 with file, line, key and what is allowed in err. all: who wants to hear of everything that is wrong; NULL:
- * nobody does. */
-int api_keys_read(const char *path, struct api_keys *out, struct kvr_yaml_findings *all, char *err, size_t cap);
-/* The same from memory; `name` stands for the file in messages. */
-int api_keys_parse(const char *name, const void *text, size_t len, struct api_keys *out, char *err, size_t cap);
+/* Returns: 0; -1 with file, line, key and what is allowed in err. */
+int api_keys_read(const struct kvr_yaml_source *from, struct api_keys *out, char *err, size_t cap);
 void api_keys_free(struct api_keys *k);
 
 bool api_key_allows(const struct api_key *k, const char *model);

@@ -65,7 +65,7 @@ double key_use_take(struct key_use *u, const struct key_limits *l, enum key_buck
     struct kvr_bucket_rate rate = rate_of(l, which);
     if (rate.per_second <= 0) return 0;
     kvr_lock(&u->lock);
-    double wait = kvr_bucket_take(bucket_of(u, which), rate, kvr_now_ns(kvr_clock_monotonic()), amount);
+    double wait = kvr_bucket_take(bucket_of(u, which), rate, kvr_monotonic_ns(), amount);
     kvr_unlock(&u->lock);
     return wait;
 }
@@ -75,7 +75,7 @@ void key_use_correct(struct key_use *u, const struct key_limits *l, enum key_buc
     struct kvr_bucket_rate rate = rate_of(l, which);
     if (rate.per_second <= 0) return;
     kvr_lock(&u->lock);
-    kvr_bucket_correct(bucket_of(u, which), rate, kvr_now_ns(kvr_clock_monotonic()), more);
+    kvr_bucket_correct(bucket_of(u, which), rate, kvr_monotonic_ns(), more);
     kvr_unlock(&u->lock);
 }
 
@@ -84,7 +84,7 @@ struct key_left key_use_left(struct key_use *u, const struct key_limits *l, enum
     struct kvr_bucket_rate rate = rate_of(l, which);
     if (rate.per_second <= 0) return (struct key_left){0};
     kvr_lock(&u->lock);
-    uint64_t now = kvr_now_ns(kvr_clock_monotonic());
+    uint64_t now = kvr_monotonic_ns();
     struct key_left left = {true, rate.burst, kvr_bucket_left(bucket_of(u, which), rate, now),
                             kvr_bucket_full_in(bucket_of(u, which), rate, now)};
     kvr_unlock(&u->lock);
@@ -257,7 +257,7 @@ int keyrings_reload(struct config *config, char *err, size_t cap)
     snprintf(err, cap, "out of memory");
     if (!fresh) return -1;
     atomic_init(&fresh->holders, 1);
-    if (api_keys_read(k->path, &fresh->file, NULL, err, cap)) {
+    if (api_keys_read(&(struct kvr_yaml_source){.name = k->path}, &fresh->file, err, cap)) {
         free(fresh);
         reloads_note(&config->reloads, RELOAD_API_KEYS, false);
         return -1;

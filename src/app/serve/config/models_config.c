@@ -56,10 +56,10 @@ static struct models_config *config_new(struct config *config, const void *text,
     atomic_init(&c->holders, 1);
     c->put = text != NULL;
     c->since = (int64_t)time(NULL);
-    const char *name = text ? "body" : config->o->models_file;
-    int rc = text ? models_file_parse(name, text, len, &c->file, err, cap) : models_file_read(name, &c->file, NULL, err, cap);
+    struct kvr_yaml_source from = {text ? "body" : config->o->models_file, text, len, NULL};
+    int rc = models_file_read(&from, &c->file, err, cap);
     size_t at = 0;
-    if (rc == 0 && !models_config_next_misfit(config->o, name, &c->file, &at, err, cap) && make_tag(&c->file, c->tag)) return c;
+    if (rc == 0 && !models_config_next_misfit(config->o, from.name, &c->file, &at, err, cap) && make_tag(&c->file, c->tag)) return c;
     models_file_free(&c->file);
     free(c);
     return NULL;

@@ -176,18 +176,10 @@ static int read_document(const struct kvr_yaml *y, yaml_node_t *root, void *arg)
     return check_chains(y, root, out);
 }
 
-int models_file_parse(const char *name, const void *text, size_t len, struct models_file *out, char *err, size_t cap)
+int models_file_read(const struct kvr_yaml_source *from, struct models_file *out, char *err, size_t cap)
 {
     memset(out, 0, sizeof *out);
-    int rc = kvr_yaml_parse(name, text, len, read_document, out, err, cap);
-    if (rc) models_file_free(out);
-    return rc;
-}
-
-int models_file_read(const char *path, struct models_file *out, struct kvr_yaml_findings *all, char *err, size_t cap)
-{
-    memset(out, 0, sizeof *out);
-    int rc = kvr_yaml_read_all(path, read_document, out, all, err, cap);
+    int rc = kvr_yaml_read(from, read_document, out, err, cap);
     if (rc) models_file_free(out);
     return rc;
 }

@@ -23,10 +23,10 @@
 
 #include "app/serve/common/limits.h"
 #include "app/serve/config/model_options.h"
+#include "wire/yaml_map.h"
 
 enum { MODEL_RULES_MAX = 1024, MODEL_TARGETS_MAX = 16, MODEL_FALLBACKS_MAX = 8, MODEL_STEPS_MAX = 8 };
 
-struct kvr_yaml_findings;
 struct kvr_buf;
 
 struct model_target {
@@ -50,11 +50,8 @@ struct models_file {
     size_t n;
 };
 
-/* Returns: 0; -1 with file, line, key and what is allowed in err. all: who wants to hear of everything that is wrong; NULL:
- * nobody does. */
-int models_file_read(const char *path, struct models_file *out, struct kvr_yaml_findings *all, char *err, size_t cap);
-/* The same from memory; `name` stands for the file in messages. */
-int models_file_parse(const char *name, const void *text, size_t len, struct models_file *out, char *err, size_t cap);
+/* Returns: 0; -1 with file, line, key and what is allowed in err. */
+int models_file_read(const struct kvr_yaml_source *from, struct models_file *out, char *err, size_t cap);
 void models_file_free(struct models_file *f);
 /* As JSON; read again it is the same. */
 void models_file_write(const struct models_file *f, struct kvr_buf *b);

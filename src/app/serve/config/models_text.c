@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Names of models as JSON, with the keys of the file: what models_file_parse makes the same rules of. */
+/* Names of models as JSON, with the keys of the file: what models_file_read makes the same rules of. */
 #include <string.h>
 
 #include "app/serve/config/models_file.h"

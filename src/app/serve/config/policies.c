@@ -32,17 +32,17 @@ static int check_models(const struct config *config, const struct policy_file *f
     const struct policy_profile *now = partitions_policies(config->workers, &n);
     const char *added = missing(fresh->profiles, fresh->n, now, n), *gone = missing(now, n, fresh->profiles, fresh->n);
     if (config->o->select_only || (!added && !gone)) return 0;
-    snprintf(err, cap,
-             "%s: models: '%s' %s; which models have classes of their own cannot change while the router runs, because their workers are "
-             "kept apart: restart it",
-             config->o->policy_config, added ? added : gone, added ? "is new" : "is gone");
-    return -1;
+    return kvr_refuse(
+        err, cap,
+        "%s: models: '%s' %s; which models have classes of their own cannot change while the router runs, because their workers are "
+        "kept apart: restart it",
+        config->o->policy_config, added ? added : gone, added ? "is new" : "is gone");
 }
 
 int policies_reload(struct config *config, char *err, size_t cap)
 {
     struct policy_file fresh;
-    int rc = policy_file_read(config->o->policy_config, &fresh, NULL, err, cap);
+    int rc = policy_file_read(&(struct kvr_yaml_source){.name = config->o->policy_config}, &fresh, err, cap);
     if (rc == 0 && check_models(config, &fresh, err, cap)) {
         policy_file_free(&fresh);
         rc = -1;

@@ -163,18 +163,10 @@ static int read_document(const struct kvr_yaml *y, yaml_node_t *root, void *arg)
     return 0;
 }
 
-int policy_file_parse(const char *name, const void *text, size_t len, struct policy_file *out, char *err, size_t cap)
+int policy_file_read(const struct kvr_yaml_source *from, struct policy_file *out, char *err, size_t cap)
 {
     memset(out, 0, sizeof *out);
-    int rc = kvr_yaml_parse(name, text, len, read_document, out, err, cap);
-    if (rc) policy_file_free(out);
-    return rc;
-}
-
-int policy_file_read(const char *path, struct policy_file *out, struct kvr_yaml_findings *all, char *err, size_t cap)
-{
-    memset(out, 0, sizeof *out);
-    int rc = kvr_yaml_read_all(path, read_document, out, all, err, cap);
+    int rc = kvr_yaml_read(from, read_document, out, err, cap);
     if (rc) policy_file_free(out);
     return rc;
 }

@@ -5,7 +5,6 @@
 #include <string.h>
 #include <time.h>
 
-#include "app/serve/common/clock.h"
 #include "app/serve/config/room.h"
 #include "base/log.h"
 #include "wire/prom_page.h"
@@ -64,8 +63,7 @@ static int open_trust(struct config *config, char *err, size_t cap)
 {
     char why[400];
     if (!wants_trust(config->o) || read_trust(config, why, sizeof why) == 0) return 0;
-    snprintf(err, cap, "--tls-ca, --outgoing-tls-cert, --outgoing-tls-key: %s; allowed: PEM files", why);
-    return -1;
+    return kvr_refuse(err, cap, "--tls-ca, --outgoing-tls-cert, --outgoing-tls-key: %s; allowed: PEM files", why);
 }
 
 static int open_port_tls(struct config *config, const struct port_tls *d, char *err, size_t cap)
@@ -76,9 +74,8 @@ static int open_port_tls(struct config *config, const struct port_tls *d, char *
         warn_of_end(config, d);
         return 0;
     }
-    snprintf(err, cap, "%stls-cert, %stls-key, %stls-client-ca: %s; allowed: PEM files that belong together", d->prefix, d->prefix,
-             d->prefix, why);
-    return -1;
+    return kvr_refuse(err, cap, "%stls-cert, %stls-key, %stls-client-ca: %s; allowed: PEM files that belong together", d->prefix, d->prefix,
+                      d->prefix, why);
 }
 
 int port_tls_open(struct config *config, char *err, size_t cap)
@@ -133,9 +130,9 @@ int port_tls_reload(struct config *config, char *err, size_t cap)
 void port_tls_tick(struct config *config)
 {
     struct port_tls doors[PORTS];
-    if (now_ms() < config->port_tls_due_ms) return;
+    if (kvr_now_ms() < config->port_tls_due_ms) return;
     bool first = config->port_tls_due_ms == 0;
-    config->port_tls_due_ms = now_ms() + LOOK_EVERY_MS;
+    config->port_tls_due_ms = kvr_now_ms() + LOOK_EVERY_MS;
     if (first) return; /* it was looked at when it was read */
     for (size_t i = 0, n = ports_of(config, doors); i < n; i++) warn_of_end(config, &doors[i]);
 }

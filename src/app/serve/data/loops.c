@@ -65,11 +65,6 @@ static void on_wake(uv_async_t *a)
     atomic_store(&l->owed_conns, st.owed + (l->picker ? picker_open_calls(l->picker) : 0));
 }
 
-static void close_handle(uv_handle_t *h, void *)
-{
-    if (!uv_is_closing(h)) uv_close(h, NULL);
-}
-
 static void *loop_main(void *arg)
 {
     struct loop *l = arg;
@@ -142,9 +137,7 @@ static struct loop *loop_new(struct data_plane *d, const struct data_ports *port
 /* No other thread is left. */
 static void loop_free(struct loop *l)
 {
-    uv_walk(&l->uv, close_handle, NULL);
-    uv_run(&l->uv, UV_RUN_DEFAULT);
-    uv_loop_close(&l->uv);
+    kvr_loop_end(&l->uv);
     ctx_list_free(&l->ctxs);
     kvr_json_parser_free(l->json);
     kvr_buf_free(&l->line);
@@ -306,16 +299,10 @@ int data_plane_observe(struct data_plane *d, char *err, size_t cap)
     const struct serve_options *o = d->o;
     char why[480], instance[32];
     struct kvr_line_log_config log = {o->access_log, "kvroute: access log", o->threads, ACCESS_LANE_BYTES};
-    if (o->access_log && kvr_line_log_create(&log, &d->access_log, why, sizeof why)) {
-        snprintf(err, cap, "--access-log: %s", why);
-        return -1;
-    }
+    if (o->access_log && kvr_line_log_create(&log, &d->access_log, why, sizeof why)) return kvr_refuse(err, cap, "--access-log: %s", why);
     snprintf(instance, sizeof instance, "%016llx", (unsigned long long)d->process->salt);
     struct kvr_otlp_config traces = {o->otlp_endpoint, o->otlp_service_name, instance};
-    if (o->otlp_endpoint && kvr_otlp_create(&traces, &d->otlp, why, sizeof why)) {
-        snprintf(err, cap, "--otlp-endpoint: %s", why);
-        return -1;
-    }
+    if (o->otlp_endpoint && kvr_otlp_create(&traces, &d->otlp, why, sizeof why)) return kvr_refuse(err, cap, "--otlp-endpoint: %s", why);
     return 0;
 }
 

@@ -266,11 +266,6 @@ static void on_ready(uv_poll_t *poll, int status, int events)
     go_on(d);
 }
 
-static void on_watch_closed(uv_handle_t *h)
-{
-    free(h->data);
-}
-
 static void unwatch(struct discovery_dns *d, ares_socket_t socket)
 {
     struct watch **at = &d->watches, *w;
@@ -278,7 +273,7 @@ static void unwatch(struct discovery_dns *d, ares_socket_t socket)
     if (!w) return;
     *at = w->next;
     uv_poll_stop(&w->poll);
-    uv_close((uv_handle_t *)&w->poll, on_watch_closed);
+    uv_close((uv_handle_t *)&w->poll, kvr_free_closed);
 }
 
 static struct watch *watch_of(struct discovery_dns *d, ares_socket_t socket)
@@ -404,16 +399,12 @@ static bool are_servers(const char *list)
 static int check_options(struct discovery_dns *d, char *err, size_t cap)
 {
     const struct serve_options *o = d->discovery->o;
-    if (!parse_target(d, o->discovery_target)) {
-        snprintf(err, cap, "--discovery-target: bad value '%.200s'; allowed with dns: NAME:PORT or _service._proto.name",
-                 o->discovery_target ? o->discovery_target : "");
-        return -1;
-    }
-    if (o->discovery_dns_server && !are_servers(o->discovery_dns_server)) {
-        snprintf(err, cap, "--discovery-dns-server: bad value '%.100s'; allowed: addresses with ports, e.g. 127.0.0.1:53,[::1]:53",
-                 o->discovery_dns_server);
-        return -1;
-    }
+    if (!parse_target(d, o->discovery_target))
+        return kvr_refuse(err, cap, "--discovery-target: bad value '%.200s'; allowed with dns: NAME:PORT or _service._proto.name",
+                          o->discovery_target ? o->discovery_target : "");
+    if (o->discovery_dns_server && !are_servers(o->discovery_dns_server))
+        return kvr_refuse(err, cap, "--discovery-dns-server: bad value '%.100s'; allowed: addresses with ports, e.g. 127.0.0.1:53,[::1]:53",
+                          o->discovery_dns_server);
     return found_place_check(d->discovery, err, cap);
 }
 

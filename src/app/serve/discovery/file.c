@@ -8,7 +8,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "app/serve/common/clock.h"
 #include "app/serve/config/config.h"
 #include "app/serve/config/reloads.h"
 #include "app/serve/discovery/found_workers.h"
@@ -137,7 +136,7 @@ int discovery_file_start(struct discovery *d, char *err, size_t cap)
     if (!d->o->discovery_target) return needs_target(err, cap);
     struct discovery_file *f = calloc(1, sizeof *f);
     if (!f) return kvr_refuse(err, cap, "out of memory");
-    f->looked_ms = now_ms();
+    f->looked_ms = kvr_now_ms();
     (void)stat(d->o->discovery_target, &f->last);
     if (discovery_file_reload(d, f, why, sizeof why) == 0) {
         d->file = f;
@@ -152,8 +151,8 @@ void discovery_file_tick(struct discovery *d, struct discovery_file *f)
 {
     struct stat now;
     char why[1200];
-    if (now_ms() - f->looked_ms < LOOK_MS) return;
-    f->looked_ms = now_ms();
+    if (kvr_now_ms() - f->looked_ms < LOOK_MS) return;
+    f->looked_ms = kvr_now_ms();
     if (stat(d->o->discovery_target, &now)) memset(&now, 0, sizeof now);
     f->moved = same(&now, &f->seen) ? 0 : f->moved + 1;
     f->seen = now;

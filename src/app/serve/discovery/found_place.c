@@ -11,11 +11,11 @@ static bool put_one(const char *name, size_t len, const struct found_place *at, 
     static const char sum[] = "+rank";
     uint64_t number;
     size_t n = len > sizeof sum - 1 ? len - (sizeof sum - 1) : 0;
-    if (len == 4 && !memcmp(name, "host", 4)) kvr_buf_str(out, at->host);
-    else if (len == 4 && !memcmp(name, "port", 4)) kvr_buf_u64(out, at->port);
+    if (kvr_span_is(name, len, "host")) kvr_buf_str(out, at->host);
+    else if (kvr_span_is(name, len, "port")) kvr_buf_u64(out, at->port);
     else if (!at->pod) return false;
-    else if (len == 3 && !memcmp(name, "pod", 3)) kvr_buf_str(out, at->pod);
-    else if (len == 4 && !memcmp(name, "rank", 4)) kvr_buf_u64(out, at->rank);
+    else if (kvr_span_is(name, len, "pod")) kvr_buf_str(out, at->pod);
+    else if (kvr_span_is(name, len, "rank")) kvr_buf_u64(out, at->rank);
     else if (n && !memcmp(name + n, sum, sizeof sum - 1) && kvr_parse_u64(name, n, 65535, &number)) kvr_buf_u64(out, number + at->rank);
     else return false;
     return true;

@@ -280,8 +280,7 @@ static bool watch_pool(struct discovery_kubernetes *k)
 
 static int bad(const char *option, const char *value, const char *allowed, char *err, size_t cap)
 {
-    snprintf(err, cap, "--kubernetes-%s: bad value '%.200s'; allowed: %s", option, value, allowed);
-    return -1;
+    return kvr_refuse(err, cap, "--kubernetes-%s: bad value '%.200s'; allowed: %s", option, value, allowed);
 }
 
 int discovery_kubernetes_check(struct discovery *room, char *err, size_t cap)
@@ -395,10 +394,7 @@ void discovery_kubernetes_metrics(const struct discovery_kubernetes *k, struct k
 {
     static const char *const resources[] = {"inferencepools", "pods", "endpointslices"};
     const struct kvr_kube_watch *watches[] = {k ? k->pool_watch : NULL, k ? k->pods_watch : NULL, k ? kube_peers_watch(k->peers) : NULL};
-    const struct {
-        const char *name, *type, *help;
-        size_t at;
-    } rows[] = {
+    static const struct kvr_prom_member rows[] = {
         {"watching", "gauge", "1: the API server tells of changes now", offsetof(struct kvr_kube_stats, watching)},
         {"lists_total", "counter", "Lists that were whole", offsetof(struct kvr_kube_stats, lists)},
         {"events_total", "counter", "Changes that were told, and bookmarks", offsetof(struct kvr_kube_stats, events)},

@@ -80,11 +80,10 @@ static int wait_for_it(struct index_claim *c, const struct index_claim_config *c
     for (uint64_t i = 0; i < lease && !index_claim_holds(c); i++) uv_sleep((unsigned)(step_ns / 1000000));
     if (index_claim_holds(c)) return 0;
     if (!has_rival(c, who, sizeof who)) (void)kvr_registry_holds(c->registry, c->own, who, sizeof who);
-    snprintf(err, cap, "--serve-indexer: the index of %s is %s already: %s; %s", cc->scope,
-             c->predicted ? "owned or served" : "owned by one that predicts", who[0] ? who : "somebody",
-             c->predicted ? "in predicted mode there is one owner, and no other server"
-                          : "a predicted index and one that follows KV events exclude each other");
-    return -1;
+    return kvr_refuse(err, cap, "--serve-indexer: the index of %s is %s already: %s; %s", cc->scope,
+                      c->predicted ? "owned or served" : "owned by one that predicts", who[0] ? who : "somebody",
+                      c->predicted ? "in predicted mode there is one owner, and no other server"
+                                   : "a predicted index and one that follows KV events exclude each other");
 }
 
 int index_claim_open(const struct index_claim_config *cc, struct index_claim **out, char *err, size_t cap)

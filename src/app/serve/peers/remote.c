@@ -4,7 +4,6 @@
 
 #include <string.h>
 
-#include "app/serve/common/clock.h"
 #include "app/serve/workers/table/partition.h"
 #include "app/serve/workers/workers.h"
 #include "net/http/access.h"
@@ -46,12 +45,12 @@ int remote_parse(struct peers *peers, char *err, size_t cap)
     if (peers->o->remote_key_file && !(peers->remote_keys = kvr_keys_read(peers->o->remote_key_file, why, sizeof why)))
         return kvr_refuse(err, cap, "--remote-indexer-key-file: %s", why);
     if (strncmp(url, "nats://", 7) == 0 ? parse_nats(peers, url + 7, err, cap) == 0 : parse_list(peers, url)) return 0;
-    snprintf(err, cap,
-             "--use-remote-indexer: bad value '%.200s'; allowed: http:// or https://host:port (an admin port, or a proxy before it), up to "
-             "16 of them (indexers), nats:// or "
-             "nats://namespace.component",
-             url);
-    return -1;
+    return kvr_refuse(
+        err, cap,
+        "--use-remote-indexer: bad value '%.200s'; allowed: http:// or https://host:port (an admin port, or a proxy before it), up to "
+        "16 of them (indexers), nats:// or "
+        "nats://namespace.component",
+        url);
 }
 
 bool remote_needs_nats(const struct peers *peers)
@@ -114,7 +113,7 @@ static bool all_good(struct peers *peers)
 bool remote_settled(struct peers *peers)
 {
     if (!peers->o->use_remote_indexer || atomic_load(&peers->remote_seen)) return true;
-    if (!all_good(peers) && now_ms() - peers->process->started_ms < (uint64_t)(peers->o->restore_timeout * 1000)) return false;
+    if (!all_good(peers) && kvr_now_ms() - peers->process->started_ms < (uint64_t)(peers->o->restore_timeout * 1000)) return false;
     atomic_store(&peers->remote_seen, true);
     return true;
 }

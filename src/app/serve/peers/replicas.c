@@ -136,7 +136,7 @@ static bool same_name(const char *s, const char *text, uint32_t len)
 {
     if (len == 0) text = "default", len = 7;
     if (!*s) s = "default";
-    return strlen(s) == len && memcmp(s, text, len) == 0;
+    return kvr_span_is(text, len, s);
 }
 
 static struct partition *find_partition(struct peers *peers, const struct kvr_sync_event *e)

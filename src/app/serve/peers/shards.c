@@ -14,7 +14,6 @@
 
 #include <string.h>
 
-#include "app/serve/common/clock.h"
 #include "app/serve/common/members.h"
 #include "app/serve/peers/room.h"
 #include "app/serve/workers/table/roster.h"
@@ -270,7 +269,7 @@ static bool ready_to_begin(struct peers *peers)
 void shards_tick(struct peers *peers)
 {
     struct shards *sh = peers->shards;
-    uint64_t now = now_ms();
+    uint64_t now = kvr_now_ms();
     if (!sh || process_is_ending(peers->process) || !ready_to_begin(peers)) return;
     if (now < sh->next_ms || sh->calls_n) return;
     sh->next_ms = now + ROUND_MS;

@@ -9,7 +9,6 @@
 
 #include <string.h>
 
-#include "app/serve/common/clock.h"
 #include "app/serve/workers/entry/worker_key.h"
 #include "app/serve/workers/table/worker.h"
 #include "net/http/ask.h"
@@ -44,7 +43,7 @@ void prober_stop(struct prober *p)
 
 static void give_up(struct prober *p)
 {
-    p->entry->probe_again_ms = now_ms() + AGAIN_MS;
+    p->entry->probe_again_ms = kvr_now_ms() + AGAIN_MS;
     prober_stop(p);
 }
 

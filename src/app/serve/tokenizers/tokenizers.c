@@ -9,7 +9,6 @@
 
 #include <string.h>
 
-#include "app/serve/common/clock.h"
 #include "app/serve/common/process.h"
 #include "app/serve/workers/table/roster.h"
 #include "app/serve/workers/workers.h"
@@ -57,7 +56,7 @@ struct kvr_token_pool *tokenizers_pool(const struct tokenizers *t)
 bool tokenizers_check_due(struct tokenizers *t, const struct kvr_tokenizer *tokenizer)
 {
     struct tokenizer_entry *e = find(t, kvr_tokenizer_model(tokenizer));
-    uint64_t every = t->o->tokenizer_check, now = now_ms();
+    uint64_t every = t->o->tokenizer_check, now = kvr_now_ms();
     if (!e || !every) return false;
     uint64_t due = atomic_load(&e->check_due_ms);
     if ((atomic_fetch_add(&e->requests, 1) + 1) % every || now < due) return false;
@@ -273,7 +272,7 @@ static bool is_probed(const struct tokenizer_entry *e, const struct worker *w)
 static void probe_next(struct tokenizers *t, struct tokenizer_entry *e)
 {
     enum kvr_trust_state state = kvr_tokenizer_state(e->tokenizer);
-    if (e->prober || state == KVR_TRUST_LOADING || state == KVR_TRUST_REFUSED || now_ms() < e->probe_again_ms) return;
+    if (e->prober || state == KVR_TRUST_LOADING || state == KVR_TRUST_REFUSED || kvr_now_ms() < e->probe_again_ms) return;
     const struct roster_row *row = roster_hold(t->workers, e->model);
     for (size_t i = 0, n = row ? row->servers_n : 0; i < n && !e->prober; i++) {
         const struct worker *w = row->servers[e->turn++ % n].worker;

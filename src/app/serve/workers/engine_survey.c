@@ -9,7 +9,6 @@
  */
 #include <string.h>
 
-#include "app/serve/common/clock.h"
 #include "app/serve/workers/entry/worker_key.h"
 #include "app/serve/workers/learn.h"
 #include "app/serve/workers/table/room.h"
@@ -93,7 +92,7 @@ static size_t find_patient(const struct workers *ws, uint64_t now, uint64_t ids[
 
 void engine_survey_tick(struct workers *ws)
 {
-    uint64_t now = now_ms(), ids[PATIENT_MAX];
+    uint64_t now = kvr_now_ms(), ids[PATIENT_MAX];
     for (struct worker *w = ws->workers; w && ws->surveys_n < SURVEYS_MAX; w = w->next) {
         if (!w->learnt.due_ms || w->learnt.due_ms > now || w->health != HEALTH_UP || !w->models_status) continue;
         kvr_lock(&ws->lock);

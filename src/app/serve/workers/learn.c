@@ -22,7 +22,6 @@
 #include <stdarg.h>
 #include <string.h>
 
-#include "app/serve/common/clock.h"
 #include "app/serve/workers/table/room.h"
 #include "app/serve/workers/table/roster.h"
 #include "base/log.h"
@@ -162,10 +161,10 @@ static void learn_endpoints(struct worker *w, const struct kvr_engine_facts *f)
         if (!w->given.events) *events = 0;
         if (!w->given.replay) *replay = 0;
         if (!e || !e->events) continue;
-        if (!w->given.events) (void)kvr_ingest_endpoint_at(w->endpoint.host, e->events, events, RANK_ENDPOINT_MAX);
+        if (!w->given.events) kvr_ingest_endpoint_at(w->endpoint.host, e->events, events, RANK_ENDPOINT_MAX);
         /* of this very stream, not of one that somebody makes of it */
         if (!w->given.replay && e->replay && !w->recover[0] && has_port(events, e->events))
-            (void)kvr_ingest_endpoint_at(w->endpoint.host, e->replay, replay, RANK_ENDPOINT_MAX);
+            kvr_ingest_endpoint_at(w->endpoint.host, e->replay, replay, RANK_ENDPOINT_MAX);
     }
     worker_note_events(w);
 }
@@ -274,7 +273,7 @@ static bool work_out_locked(struct workers *ws, struct worker *w, const struct k
         if (!now->learnt.answered && !now->learnt.notes_n && learns_events(ws) && !now->has_events && now->health == HEALTH_UP)
             note_unknown_events(now);
         if (!now->learnt.answered) now->misplaced = false; /* it is met where most are */
-        if (!now->learnt.due_ms) now->learnt.due_ms = now_ms() + LEARN_AGAIN_MS;
+        if (!now->learnt.due_ms) now->learnt.due_ms = kvr_now_ms() + LEARN_AGAIN_MS;
     }
     bool anew = needs_adding(&k->before.w, now);
     if (!anew && w->learnt.facts.engine != now->learnt.facts.engine) roster_outdate_locked(ws); /* it says who is an SGLang */
@@ -300,7 +299,7 @@ static void change(struct workers *ws, uint64_t id, const struct kvr_engine_fact
     struct change *k = malloc(sizeof *k);
     kvr_lock(&ws->lock);
     struct worker *w = worker_find_locked(ws, id);
-    if (w && !k) w->learnt.due_ms = now_ms() + LEARN_AGAIN_MS;
+    if (w && !k) w->learnt.due_ms = kvr_now_ms() + LEARN_AGAIN_MS;
     bool anew = w && k && work_out_locked(ws, w, f, k);
     kvr_unlock(&ws->lock);
     if (w && k) {

@@ -6,7 +6,6 @@
  */
 #include <stdlib.h>
 
-#include "app/serve/common/clock.h"
 #include "app/serve/common/page.h"
 #include "app/serve/workers/counts/labels.h"
 #include "app/serve/workers/counts/model_counts.h"
@@ -22,10 +21,7 @@
 
 static void put_index(struct workers *ws, struct kvr_prom_page *b)
 {
-    static const struct {
-        const char *name, *type, *help;
-        size_t at;
-    } rows[] = {
+    static const struct kvr_prom_member rows[] = {
         {"index_bytes", "gauge", "Memory of the index", offsetof(struct kvr_index_stats, bytes)},
         {"index_blocks", "gauge", "(block, holder) pairs", offsetof(struct kvr_index_stats, blocks)},
         {"index_nodes", "gauge", "Distinct blocks", offsetof(struct kvr_index_stats, nodes)},
@@ -61,7 +57,7 @@ static void put_index(struct workers *ws, struct kvr_prom_page *b)
 static void put_standing(struct workers *ws, struct kvr_prom_page *b)
 {
     static const char *const healths[] = {"unknown", "up", "down"};
-    uint64_t now = now_ms();
+    uint64_t now = kvr_now_ms();
     put_family(b, "worker_health", "gauge", "1 for what the last health check said: unknown (none yet), up, down");
     for (const struct worker *w = ws->workers; w; w = w->next)
         for (int k = HEALTH_UNKNOWN; k <= HEALTH_DOWN; k++)
@@ -93,7 +89,7 @@ static void put_workers(struct workers *ws, struct kvr_prom_page *b)
         for (uint32_t r = 0; r < w->dp_size; r++) kvr_prom_put_u64(b, KVR_PROM_PAIRS(KVR_PROM_RANK(w->id, w->dp_start + r), ROLE_OF(w)), 1);
     put_family(b, "worker_up", "gauge", "1 when a worker may be chosen");
     for (const struct worker *w = ws->workers; w; w = w->next)
-        kvr_prom_put_u64(b, KVR_PROM_PAIRS(WORKER_OF(w)), worker_is_schedulable(w, now_ms()));
+        kvr_prom_put_u64(b, KVR_PROM_PAIRS(WORKER_OF(w)), worker_is_schedulable(w, kvr_now_ms()));
     put_family(b, "worker_draining", "gauge", "1 while a worker drains");
     for (const struct worker *w = ws->workers; w; w = w->next) kvr_prom_put_u64(b, KVR_PROM_PAIRS(WORKER_OF(w)), w->draining);
     put_standing(ws, b);

@@ -3,7 +3,6 @@
  * The life of the room of workers: what it consists of is made, started, looked after each tick and second, and ended here. Main loop.
  * Views begin before the rest and end after it (views/views.c): serve.c says when.
  */
-#include "app/serve/common/clock.h"
 #include "app/serve/workers/counts/labels.h"
 #include "app/serve/workers/counts/model_counts.h"
 #include "app/serve/workers/engines/engine_load.h"

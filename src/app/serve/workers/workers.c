@@ -9,7 +9,6 @@
 #include <string.h>
 #include <time.h>
 
-#include "app/serve/common/clock.h"
 #include "app/serve/workers/counts/labels.h"
 #include "app/serve/workers/engines/engine_load.h"
 #include "app/serve/workers/engines/health.h"
@@ -219,7 +218,7 @@ static int add_locked(struct workers *ws, struct worker *w, struct worker *old, 
     }
     atomic_store(&w->refs, 1);
     w->unreachable = !w->url[0] && !ws->o->select_only;
-    if (!w->learns) w->since_ms = now_ms();
+    if (!w->learns) w->since_ms = kvr_now_ms();
     if (!old) place = ws->workers_end ? ws->workers_end : &ws->workers;
     w->next = *place;
     *place = w;

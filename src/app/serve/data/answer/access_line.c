@@ -247,7 +247,7 @@ void access_write(struct loop *l, const struct telemetry *n, const struct reques
     if (line.json) begin_json(&line, n, r, status);
     else begin_combined(&line, n, r, status);
     if (r) put_request(&line, n, r);
-    put_ms(&line, "total_ms", between(n->began_ns, kvr_now_ns(kvr_clock_monotonic())));
+    put_ms(&line, "total_ms", between(n->began_ns, kvr_monotonic_ns()));
     put_u64(&line, "bytes_in", r ? r->body_len : n->bytes_in);
     put_u64(&line, "bytes_out", n->told.bytes);
     if (r && r->session) put_session(&line, r->session);

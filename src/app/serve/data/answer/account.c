@@ -12,7 +12,6 @@
 #include <time.h>
 #include <kvroute/hash.h>
 
-#include "app/serve/common/clock.h"
 #include "app/serve/data/answer/model_gauges.h"
 #include "app/serve/data/prompt/local_tokens.h"
 #include "app/serve/data/request/legs.h"
@@ -239,7 +238,7 @@ static void note_first_token(struct attempt *a)
 {
     const struct request *r = a->request;
     struct data_plane *data = data_of(r);
-    uint64_t now = kvr_now_ns(kvr_clock_monotonic());
+    uint64_t now = kvr_monotonic_ns();
     bool known =
         r->routed && r->tokens_n && !r->multimodal && r->status < 400 && !a->decodes && !a->prefilled; /* else its length was a guess */
     a->ttft_ms = (double)(now - a->sent_ns) / 1e6;
@@ -260,7 +259,7 @@ void account_first_token(struct attempt *a)
 void account_events(struct attempt *a, uint64_t events)
 {
     if (events && a->prefill_marked && a->itl_last_ns) {
-        uint64_t now = kvr_now_ns(kvr_clock_monotonic());
+        uint64_t now = kvr_monotonic_ns();
         kvr_histogram_add(&a->request->gauges.of->itl, (double)(now - a->itl_last_ns) / 1e9 / (double)events);
         a->itl_max_ns = KVR_MAX(a->itl_max_ns, now - a->itl_last_ns);
         a->itl_last_ns = now;
@@ -295,7 +294,7 @@ static void bind_to(const struct request *r, struct kvr_worker w, const char *su
     char key[SESSION_MAX + sizeof SESSION_OF_PREFILL];
     if (!r->session) return;
     size_t len = (size_t)snprintf(key, sizeof key, "%s%s", r->session, suffix);
-    if (sessions_bind(data->sessions, key, len, now_ms(), w)) replicas_on_session(data->peers, key, len, w);
+    if (sessions_bind(data->sessions, key, len, kvr_now_ms(), w)) replicas_on_session(data->peers, key, len, w);
 }
 
 static void bind_session(const struct request *r)
@@ -327,7 +326,7 @@ void account_prefilled(struct attempt *a)
 {
     struct request *r = a->request;
     a->prefilled = true;
-    a->ttft_ms = (double)(kvr_now_ns(kvr_clock_monotonic()) - a->sent_ns) / 1e6;
+    a->ttft_ms = (double)(kvr_monotonic_ns() - a->sent_ns) / 1e6;
     if (r->tokens_n && !r->multimodal) {
         a->other_ms = quality_first_token(data_of(r), a->partition, &a->result, a->table, a->ttft_ms);
         quality_answered(data_of(r), &a->result, temperature_of(r));

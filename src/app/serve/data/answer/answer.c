@@ -6,7 +6,6 @@
  */
 #include "app/serve/data/answer/answer.h"
 
-#include "app/serve/common/clock.h"
 #include "app/serve/data/answer/account.h"
 #include "app/serve/data/request/admission.h"
 #include "app/serve/data/request/attempt.h"
@@ -220,7 +219,7 @@ enum outcome answer_relay(struct request *r)
 enum outcome answer_on_time(struct request *r, bool total)
 {
     struct attempt *a = r->attempt;
-    uint64_t limit = (uint64_t)(stall_timeout(r) * 1000), now = now_ms();
+    uint64_t limit = (uint64_t)(stall_timeout(r) * 1000), now = kvr_now_ms();
     if (a->paused) a->last_byte_ms = now; /* it is the client that is slow */
     if (!total && now - a->last_byte_ms < limit) {
         request_wait_until(r, a->last_byte_ms + limit);

@@ -62,10 +62,10 @@ void model_gauges_enter(struct request *r)
     if (r->phase == PHASE_READING) return;
     bool sent = is_sent_in(r->phase);
     look_up(r, sent);
-    if (r->phase == PHASE_CHOOSING && !f->queued_ns) f->queued_ns = kvr_now_ns(kvr_clock_monotonic());
+    if (r->phase == PHASE_CHOOSING && !f->queued_ns) f->queued_ns = kvr_monotonic_ns();
     if (sent && !f->chosen && r->routed) {
         f->chosen = true;
-        kvr_histogram_add(&f->of->queue_wait, (double)(kvr_now_ns(kvr_clock_monotonic()) - f->queued_ns) / 1e9);
+        kvr_histogram_add(&f->of->queue_wait, (double)(kvr_monotonic_ns() - f->queued_ns) / 1e9);
     }
     stand(r, sent ? GAUGE_RUNNING : GAUGE_WAITING);
 }
@@ -106,7 +106,7 @@ void model_gauges_end_whole(struct request *r)
         return;
     }
     model_gauges_end(r, (enum request_end)(a ? a->sse.finish : KVR_FINISH_UNTOLD));
-    if (r->routed) kvr_histogram_add(&r->gauges.of->duration, (double)(kvr_now_ns(kvr_clock_monotonic()) - r->gauges.arrived_ns) / 1e9);
+    if (r->routed) kvr_histogram_add(&r->gauges.of->duration, (double)(kvr_monotonic_ns() - r->gauges.arrived_ns) / 1e9);
 }
 
 static uint64_t input_tokens(const struct request *r, const struct attempt *computed)

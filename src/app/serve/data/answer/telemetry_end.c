@@ -47,7 +47,7 @@ static void put_root(struct request *r)
     const char *op = operation(r), *method = n->method;
     char tiers[ACCOUNT_TIERS_MAX];
     s->spans[0].name = name_of(r);
-    s->spans[0].end_ns = spans_unix_ns(n, kvr_now_ns(kvr_clock_monotonic()));
+    s->spans[0].end_ns = spans_unix_ns(n, kvr_monotonic_ns());
     s->spans[0].failed = r->status >= 500 || (n->ending && !strcmp(n->ending, ENDING_BROKEN));
     s->spans[0].why = s->spans[0].failed ? n->ending : NULL;
     kvr_spans_text(s, 0, "http.request.method", method, strlen(method));

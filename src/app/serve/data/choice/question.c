@@ -4,7 +4,6 @@
 
 #include <string.h>
 
-#include "app/serve/common/clock.h"
 #include "app/serve/data/choice/treatment.h"
 #include "app/serve/data/request/admission.h"
 #include "app/serve/workers/table/roster.h"
@@ -31,7 +30,7 @@ static void prefer(const struct request *r, struct kvr_router_request *rq)
         return;
     }
     rq->preferred = (r->response && responses_get(data, r->response, &rq->pin)) ||
-                    (r->session && sessions_get(data->sessions, key, session_key(r, prefills, key, sizeof key), now_ms(), &rq->pin));
+                    (r->session && sessions_get(data->sessions, key, session_key(r, prefills, key, sizeof key), kvr_now_ms(), &rq->pin));
 }
 
 const enum kvr_router_mode *question_leg_mode(const struct data_plane *data, int option)

@@ -10,7 +10,6 @@
 #include <string.h>
 #include <kvroute/hash.h>
 
-#include "app/serve/common/clock.h"
 #include "app/serve/data/answer/account.h"
 #include "app/serve/data/choice/conditional.h"
 #include "app/serve/data/choice/domains.h"
@@ -38,7 +37,7 @@ static enum outcome wait_on(struct request *r)
     const struct serve_options *o = data_of(r)->o;
     uint64_t until;
     if (!r->wait_deadline_ms) r->wait_deadline_ms = request_after(r, model_option(&r->options, MODEL_QUEUE_TIMEOUT, o->queue_timeout));
-    if (!r->wait_deadline_ms) r->wait_deadline_ms = now_ms() + 1;
+    if (!r->wait_deadline_ms) r->wait_deadline_ms = kvr_now_ms() + 1;
     until = r->wait_deadline_ms;
     if (r->carrier) r->carrier->waits(r->carrier_ctx, until);
     else if (r->stream && o->queue_keepalive > 0) until = KVR_MIN(until, request_after(r, o->queue_keepalive));
@@ -48,7 +47,7 @@ static enum outcome wait_on(struct request *r)
 
 enum outcome route_on_time(struct request *r, bool total)
 {
-    if (total || now_ms() >= r->wait_deadline_ms) {
+    if (total || kvr_now_ms() >= r->wait_deadline_ms) {
         COUNT(r, queue_timeouts_total);
         return request_refuse(r, 503, "no worker became available in time");
     }
@@ -283,7 +282,7 @@ static bool may_serve(struct request *r, uint64_t id)
     for (size_t i = 0; row && i < row->servers_n && !may; i++) {
         const struct roster_server *s = &row->servers[i];
         bool fits = prefills ? s->role == ROLE_PREFILL : r->routed ? s->takes_whole : s->role != ROLE_PREFILL;
-        may = s->id == id && fits && worker_is_schedulable(s->worker, now_ms());
+        may = s->id == id && fits && worker_is_schedulable(s->worker, kvr_now_ms());
     }
     roster_let_go(row);
     return may;
@@ -458,18 +457,18 @@ enum outcome route_pair(struct request *r)
     if (!l->pair_deadline_ms) l->pair_deadline_ms = request_after(r, data_of(r)->o->handoff_timeout);
     enum outcome o = !l->handed || legs_is_usable(r) ? route_choose(r) : compute_again(r);
     if (o != OUTCOME_NOBODY && !(o == OUTCOME_REFUSED && r->refusal.status == 503)) return o;
-    request_wait_until(r, KVR_MIN(l->pair_deadline_ms, now_ms() + LOOK_AGAIN_MS));
+    request_wait_until(r, KVR_MIN(l->pair_deadline_ms, kvr_now_ms() + LOOK_AGAIN_MS));
     return OUTCOME_WAITS;
 }
 
 enum outcome route_pair_on_time(struct request *r, bool total)
 {
     if (total) return request_refuse(r, 504, TOOK_TOO_LONG);
-    if (now_ms() >= r->legs->pair_deadline_ms)
+    if (kvr_now_ms() >= r->legs->pair_deadline_ms)
         return request_refuse(r, 503,
                               r->legs->handed ? "the prompt is computed, but no worker became available in time to go on from it"
                                               : "no worker became available in time to go on from the prompt once it is computed");
-    if (r->stream && r->legs->comment_ms && now_ms() >= r->legs->comment_ms) {
+    if (r->stream && r->legs->comment_ms && kvr_now_ms() >= r->legs->comment_ms) {
         reply_comment(r);
         r->legs->comment_ms = 0;
     }

@@ -7,7 +7,6 @@
 
 #include <string.h>
 
-#include "app/serve/common/clock.h"
 #include "app/serve/data/choice/domains.h"
 #include "app/serve/data/request/admission.h"
 #include "app/serve/data/request/attempt.h"
@@ -236,7 +235,7 @@ bool treatment_has_other_decode(const struct request *r)
     for (size_t i = 0; row && !found && i < row->servers_n; i++) {
         const struct worker *w = row->servers[i].worker;
         found = w->role == ROLE_DECODE && w->kv_protocol == r->legs->protocol && w->partition == row->decode[r->legs->protocol].partition &&
-                worker_is_schedulable(w, now_ms()) && !has(r->tried, r->tried_n, w->id) &&
+                worker_is_schedulable(w, kvr_now_ms()) && !has(r->tried, r->tried_n, w->id) &&
                 domains_meet(data_of(r), r->legs->prefill->worker, w);
     }
     roster_let_go(row);

@@ -2,9 +2,8 @@
 /* Built without nghttp2 (KVR_EXT_PROC=OFF): the option is refused (kvr_grpc_available), so no loop ever has a picker. */
 #include "app/serve/data/picker/picker.h"
 
-int picker_open(struct loop *l, uint16_t port, struct data_port_named *opens)
+int picker_open(struct loop *, uint16_t, struct data_port_named *)
 {
-    (void)l, (void)port, (void)opens;
     return UV_ENOTSUP;
 }
 
@@ -35,7 +34,4 @@ void picker_close(struct loop *l)
     KVR_ASSERT(!l->picker);
 }
 
-void picker_metrics(struct data_plane *data, struct kvr_prom_page *out)
-{
-    (void)data, (void)out;
-}
+void picker_metrics(struct data_plane *, struct kvr_prom_page *) {}

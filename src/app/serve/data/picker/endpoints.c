@@ -36,7 +36,7 @@ bool endpoints_list(const struct attempt *a, struct kvr_buf *out)
 
 static bool is_at(const struct worker *w, struct kvr_ext_proc_text from)
 {
-    return strlen(w->endpoint.authority) == from.len && !memcmp(w->endpoint.authority, from.ptr, from.len);
+    return kvr_span_is(from.ptr, from.len, w->endpoint.authority);
 }
 
 bool endpoints_served(struct attempt *a, struct kvr_ext_proc_text from)

@@ -13,6 +13,7 @@
 #include "app/serve/data/picker/picker.h"
 #include "app/serve/data/port/ready.h"
 #include "app/serve/data/state/room.h"
+#include "base/list.h"
 #include "wire/ext_proc.h"
 
 enum { LOOK_MS = 200 };
@@ -94,8 +95,7 @@ static void gone(struct call *c)
 {
     struct watch *w = (struct watch *)c;
     struct picker *p = c->picker;
-    *(w->prev ? &w->prev->next : &p->watches) = w->next;
-    if (w->next) w->next->prev = w->prev;
+    KVR_LIST_TAKE(p->watches, w);
     if (!p->watches) uv_timer_stop(&p->look);
     free(w);
 }
@@ -108,9 +108,7 @@ static struct call *watch_new(struct picker *p, struct kvr_grpc_stream *s, bool 
     if (!w) return NULL;
     w->call = (struct call){&service, s, p};
     w->watches = watches;
-    w->next = p->watches;
-    if (w->next) w->next->prev = w;
-    p->watches = w;
+    KVR_LIST_PUSH(p->watches, w);
     if (watches) uv_timer_start(&p->look, on_look, LOOK_MS, LOOK_MS);
     return &w->call;
 }

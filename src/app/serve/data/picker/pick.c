@@ -4,7 +4,6 @@
 
 #include <string.h>
 
-#include "app/serve/common/clock.h"
 #include "app/serve/data/answer/answer.h"
 #include "app/serve/data/picker/endpoints.h"
 #include "app/serve/data/picker/observed.h"
@@ -13,6 +12,7 @@
 #include "app/serve/data/request/carrier.h"
 #include "app/serve/data/state/room.h"
 #include "app/serve/workers/table/worker.h"
+#include "base/list.h"
 #include "base/log.h"
 #include "net/http/hosted.h"
 
@@ -22,17 +22,11 @@ enum { FULL = 529 /* of the data port, when a queue is full */ };
 
 /* ---- its memory -------------------------------------------------------------------------------------- */
 
-static void on_lease_closed(uv_handle_t *h)
-{
-    free(h->data);
-}
-
 /* The stream is gone. A request that goes on is told that its client has left. */
 static void pick_free(struct pick *p)
 {
     struct picker *all = p->call.picker;
-    *(p->prev ? &p->prev->next : &all->picks) = p->next;
-    if (p->next) p->next->prev = p->prev;
+    KVR_LIST_TAKE(all->picks, p);
     all->picks_n--;
     p->attempt = NULL;
     observed_leave(all, p->observed);
@@ -44,7 +38,7 @@ static void pick_free(struct pick *p)
     kvr_buf_free(&p->told);
     kvr_buf_free(&p->head);
     kvr_buf_free(&p->body);
-    uv_close((uv_handle_t *)&p->lease, on_lease_closed);
+    uv_close((uv_handle_t *)&p->lease, kvr_free_closed);
 }
 
 void picks_end(struct picker *p)
@@ -109,7 +103,7 @@ static void waits(void *ctx, uint64_t until_ms)
 {
     enum { SPARE_MS = 1000 };
     struct pick *p = ctx;
-    uint64_t now = now_ms();
+    uint64_t now = kvr_now_ms();
     if (p->waits_told || p->modes.request_body == KVR_EXT_PROC_FULL_DUPLEX_STREAMED) return;
     p->waits_told = true;
     pick_say_wait(p, (until_ms > now ? until_ms - now : 0) + SPARE_MS);
@@ -133,7 +127,7 @@ static bool may_use(void *ctx, const struct worker *w)
 static void refused(void *ctx, const struct request *r)
 {
     struct pick *p = ctx;
-    bool waited = r->wait_deadline_ms && now_ms() >= r->wait_deadline_ms;
+    bool waited = r->wait_deadline_ms && kvr_now_ms() >= r->wait_deadline_ms;
     int status = r->refusal.status;
     p->dropped = status == 429 || status == FULL ? "rejected-saturated"
                  : status != 503                 ? NULL
@@ -534,9 +528,7 @@ struct call *pick_new(struct picker *all, struct kvr_grpc_stream *s)
     struct pick *p = calloc(1, sizeof *p);
     if (!p) return NULL;
     p->call = (struct call){&service, s, all};
-    p->next = all->picks;
-    if (p->next) p->next->prev = p;
-    all->picks = p;
+    KVR_LIST_PUSH(all->picks, p);
     all->picks_n++;
     uv_timer_init(&all->loop->uv, &p->lease);
     p->lease.data = p;

@@ -85,7 +85,7 @@ static void add(struct headers *h, struct kvr_ext_proc_text name, struct kvr_ext
 static bool has(const struct headers *h, const char *name)
 {
     for (size_t i = 0; i < h->n; i++)
-        if (h->list[i].name.len == strlen(name) && !memcmp(h->list[i].name.ptr, name, h->list[i].name.len)) return true;
+        if (kvr_span_is(h->list[i].name.ptr, h->list[i].name.len, name)) return true;
     return false;
 }
 

@@ -124,11 +124,6 @@ size_t picker_open_calls(const struct picker *p)
     return p->picks_n;
 }
 
-static void on_closed(uv_handle_t *h)
-{
-    free(h->data);
-}
-
 void picker_close(struct loop *l)
 {
     struct picker *p = l->picker;
@@ -139,7 +134,7 @@ void picker_close(struct loop *l)
     picks_end(p);
     picker_take_mail(p);
     observed_let_go(p->observed);
-    uv_close((uv_handle_t *)&p->look, on_closed);
+    uv_close((uv_handle_t *)&p->look, kvr_free_closed);
 }
 
 void picker_metrics(struct data_plane *data, struct kvr_prom_page *out)

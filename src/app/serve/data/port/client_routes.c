@@ -74,13 +74,6 @@ static const struct {
     {"/encode", POSTS},
 };
 
-static int hex_value(char c)
-{
-    if (c >= '0' && c <= '9') return c - '0';
-    c |= 0x20;
-    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
 static bool is_alphanumeric(char c)
 {
     return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');
@@ -100,7 +93,7 @@ static bool is_plain(struct kvr_text path)
         }
         if (path.ptr[i] == '\\') return false;
         if (path.ptr[i] != '%') continue;
-        int high = i + 2 < path.len ? hex_value(path.ptr[i + 1]) : -1, low = i + 2 < path.len ? hex_value(path.ptr[i + 2]) : -1;
+        int high = i + 2 < path.len ? kvr_hex_digit(path.ptr[i + 1]) : -1, low = i + 2 < path.len ? kvr_hex_digit(path.ptr[i + 2]) : -1;
         if (high < 0 || low < 0) return false;
         int c = high * 16 + low;
         if (c < ' ' || c == 127 || is_alphanumeric((char)c) || strchr("-._~/\\", c)) return false;

@@ -97,17 +97,15 @@ static void begin(struct loop *l, struct kvr_http_conn *c, const enum kvr_prompt
 
 /* ---- what becomes of its connection ------------------------------------------------------------------ */
 
-void data_port_on_gone(struct kvr_http_conn *c, void *ctx)
+void data_port_on_gone(struct kvr_http_conn *c, void *)
 {
     struct request *r = kvr_http_conn_user(c);
-    (void)ctx;
     if (r) request_step(r, OUTCOME_GONE);
 }
 
-void data_port_on_drained(struct kvr_http_conn *c, void *ctx)
+void data_port_on_drained(struct kvr_http_conn *c, void *)
 {
     struct request *r = kvr_http_conn_user(c);
-    (void)ctx;
     if (r && r->attempt) attempt_resume(r->attempt);
 }
 

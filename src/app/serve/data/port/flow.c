@@ -10,7 +10,6 @@
 
 #include <string.h>
 
-#include "app/serve/common/clock.h"
 #include "app/serve/data/answer/account.h"
 #include "app/serve/data/answer/answer.h"
 #include "app/serve/data/answer/model_gauges.h"
@@ -329,7 +328,7 @@ static enum outcome finish(struct request *r)
 
 static enum outcome look_at_time(struct request *r)
 {
-    uint64_t now = now_ms();
+    uint64_t now = kvr_now_ms();
     bool total = r->total_deadline_ms && now >= r->total_deadline_ms;
     if (!total && (!r->phase_deadline_ms || now < r->phase_deadline_ms)) {
         request_arm(r);

@@ -2,7 +2,6 @@
 /* Whether requests should be sent here: data/port/ready.h. */
 #include "app/serve/data/port/ready.h"
 
-#include "app/serve/common/clock.h"
 #include "app/serve/data/state/room.h"
 #include "app/serve/peers/remote.h"
 #include "app/serve/workers/table/roster.h"
@@ -11,7 +10,7 @@
 bool data_plane_ready(struct data_plane *data, const char **why)
 {
     bool up = false;
-    uint64_t now = now_ms();
+    uint64_t now = kvr_now_ms();
     *why = "shutting down";
     if (process_is_ending(data->process)) return false;
     const struct roster_row *all = roster_hold(data->workers, "");

@@ -32,7 +32,7 @@ static void on_scores(void *ctx, const struct kvr_remote_query *q, const struct 
     struct remote_counters *m = remote_counters(data_of(r)->peers);
     for (size_t i = 0; i < REMOTES_MAX; i++)
         if (k->queries[i] == q) k->queries[i] = NULL;
-    if (n >= 0) kvr_histogram_add(&m->query_ms, (double)(kvr_now_ns(kvr_clock_monotonic()) - k->asked_ns) / 1e6);
+    if (n >= 0) kvr_histogram_add(&m->query_ms, (double)(kvr_monotonic_ns() - k->asked_ns) / 1e6);
     if (n < 0 || !keep_scores(r, scores, (size_t)n)) r->no_index = true;
     else r->part_index = true;
     bool last = --k->unanswered == 0;
@@ -54,7 +54,7 @@ static enum outcome ask_remotes(struct request *r)
     struct loop *l = r->loop;
     char model[MODEL_MAX + 16];
     if (!l->remotes_n || !r->locals_n) return OUTCOME_DONE;
-    k->asked_ns = kvr_now_ns(kvr_clock_monotonic());
+    k->asked_ns = kvr_monotonic_ns();
     for (size_t i = 0; i < l->remotes_n; i++) {
         k->queries[i] =
             kvr_remote_ask(l->remotes[i], asked_model(r, model, sizeof model), r->locals, r->locals_n, r->tokens_n, on_scores, r);

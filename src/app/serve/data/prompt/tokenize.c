@@ -209,7 +209,7 @@ static enum outcome found(struct request *r, enum tokens_from from)
 
 static void observe(const struct request *r, enum tokens_made_by by)
 {
-    uint64_t took = kvr_now_ns(kvr_clock_monotonic()) - r->now->tokenizing.asked_ns;
+    uint64_t took = kvr_monotonic_ns() - r->now->tokenizing.asked_ns;
     if (r->gauges.of) kvr_histogram_add(&r->gauges.of->tokenize[by], (double)took / 1e9);
 }
 
@@ -241,37 +241,30 @@ static enum outcome answered(struct request *r)
     return tokens_are_read(r);
 }
 
-static void on_head(struct kvr_http_call *call, void *ctx, int status, const struct kvr_headers *headers, int64_t length)
+static void on_head(struct kvr_http_call *, void *ctx, int status, const struct kvr_headers *, int64_t)
 {
     struct request *r = ctx;
-    (void)call;
-    (void)headers;
-    (void)length;
     r->now->tokenizing.status = status;
 }
 
-static void on_body(struct kvr_http_call *call, void *ctx, const char *data, size_t len)
+static void on_body(struct kvr_http_call *, void *ctx, const char *data, size_t len)
 {
     struct request *r = ctx;
     struct kvr_buf *answer = &r->now->tokenizing.answer;
-    (void)call;
     if (answer->len + len > data_of(r)->o->max_body_size) answer->failed = true;
     kvr_buf_add(answer, data, len);
 }
 
-static void on_done(struct kvr_http_call *call, void *ctx)
+static void on_done(struct kvr_http_call *, void *ctx)
 {
     struct request *r = ctx;
-    (void)call;
     r->now->tokenizing.call = NULL;
     request_step(r, answered(r));
 }
 
-static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failure why, const char *text)
+static void on_failed(struct kvr_http_call *, void *ctx, enum kvr_http_failure, const char *text)
 {
     struct request *r = ctx;
-    (void)call;
-    (void)why;
     r->now->tokenizing.call = NULL;
     request_step(r, not_told(r, text));
 }
@@ -338,7 +331,7 @@ static enum outcome ask(struct request *r, struct kvr_body *body)
         return arrange(r);
     }
     now->question = kvr_body_ref(body);
-    now->asked_ns = kvr_now_ns(kvr_clock_monotonic());
+    now->asked_ns = kvr_monotonic_ns();
     switch (trusted ? local_tokens_ask(r, t, body) : LOCAL_NOT) {
     case LOCAL_MADE: return made_here(r);
     case LOCAL_WAITS: request_wait_until(r, 0); return OUTCOME_WAITS;

@@ -6,7 +6,6 @@
 #include <strings.h>
 #include <time.h>
 
-#include "app/serve/common/clock.h"
 #include "app/serve/data/request/admission.h"
 #include "app/serve/data/request/carrier.h"
 #include "app/serve/data/request/cors.h"
@@ -142,7 +141,7 @@ static void call_over(struct attempt *a)
 {
     a->call = NULL;
     a->carried = false;
-    if (a->span_id) a->over_ns = kvr_now_ns(kvr_clock_monotonic());
+    if (a->span_id) a->over_ns = kvr_monotonic_ns();
 }
 
 /* The worker is one of those that were tried. The refusal stands unless another one takes the request. */
@@ -220,10 +219,9 @@ static void hand_words_over(struct attempt *a)
     a->head = a->answer = (struct kvr_buf){0};
 }
 
-static void on_body(struct kvr_http_call *call, void *ctx, const char *data, size_t len)
+static void on_body(struct kvr_http_call *, void *ctx, const char *data, size_t len)
 {
     struct attempt *a = ctx;
-    (void)call;
     if (is_retryable(a)) {
         keep_words(a, data, len); /* judged when it is whole */
     } else if (!may_open_badly(a)) {
@@ -233,10 +231,9 @@ static void on_body(struct kvr_http_call *call, void *ctx, const char *data, siz
     }
 }
 
-static void on_done(struct kvr_http_call *call, void *ctx)
+static void on_done(struct kvr_http_call *, void *ctx)
 {
     struct attempt *a = ctx;
-    (void)call;
     call_over(a);
     if (is_retryable(a)) {
         report(a, a->status == 503);
@@ -261,11 +258,10 @@ static enum outcome broken(struct attempt *a)
     return OUTCOME_BROKEN;
 }
 
-static void on_failed(struct kvr_http_call *call, void *ctx, enum kvr_http_failure why, const char *text)
+static void on_failed(struct kvr_http_call *, void *ctx, enum kvr_http_failure why, const char *text)
 {
     struct attempt *a = ctx;
     struct data_plane *data = data_of(a->request);
-    (void)call;
     call_over(a);
     report(a, false);
     if (why == KVR_HTTP_CONNECT_FAILED || why == KVR_HTTP_RESET) health_check_now(data->workers, a->result.worker.worker_id);
@@ -413,7 +409,7 @@ enum outcome attempt_send(struct attempt *a, void (*tell)(struct attempt *a, enu
     else a->call = attempt_call(a, &handler, a);
     if (!a->call && !a->carried) return request_refuse(r, 503, "out of memory");
     a->state = ATTEMPT_SENT;
-    a->sent_ns = kvr_now_ns(kvr_clock_monotonic());
+    a->sent_ns = kvr_monotonic_ns();
     request_wait_until(r, a->carried ? 0 : attempt_first_byte_until(a)); /* what a gateway waits for is its own business */
     if (a->carried) r->carrier->decided(r->carrier_ctx, a);
     return OUTCOME_WAITS;

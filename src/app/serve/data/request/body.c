@@ -214,7 +214,7 @@ static void take_members(struct request *r, const struct kvr_openai_request *rq)
     if (r->routed) pins_read_body(rq->root, &r->now->reading.pins);
     if (r->routed && r->form == KVR_FORM_RESPONSES) take_response(r, kvr_json_get(rq->root, "previous_response_id"));
     r->stream = rq->stream;
-    r->names_adapter = kvr_json_type_of(kvr_json_get(rq->root, "lora_path")) > KVR_JSON_NULL;
+    r->names_adapter = kvr_json_has(rq->root, "lora_path");
     r->expected_osl = rq->expected_osl;
     if (rq->priority > 0 && r->priority == 0) r->priority = rq->priority;
     if (rq->strict_priority && !r->strict_priority) r->strict_priority = rq->strict_priority;

@@ -14,7 +14,7 @@
 struct carrier {
     /* The worker is chosen and booked. The attempt is the carrier's to hear until the request's connection has its end. Never steps. */
     void (*decided)(void *ctx, struct attempt *a);
-    /* The choice may take until then (0: not known), in ms of now_ms(). May be called again. */
+    /* The choice may take until then (0: not known), in ms of kvr_now_ms(). May be called again. */
     void (*waits)(void *ctx, uint64_t until_ms);
     /* It gets an answer of the router's own: the refusal. */
     void (*refused)(void *ctx, const struct request *r);

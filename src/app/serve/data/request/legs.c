@@ -8,7 +8,6 @@
 #include <string.h>
 #include <strings.h>
 
-#include "app/serve/common/clock.h"
 #include "app/serve/data/request/attempt.h"
 #include "wire/json_edit.h"
 
@@ -62,7 +61,7 @@ enum outcome legs_pass_on(struct request *r)
 static int64_t new_disagg_id(struct data_plane *data)
 {
     uint64_t n = atomic_fetch_add(&data->process->next_id, 1);
-    return kvr_disagg_request_id(now_ms(), (uint32_t)(data->process->salt & 255), (uint32_t)(data->process->salt >> 8 & 63),
+    return kvr_disagg_request_id(kvr_now_ms(), (uint32_t)(data->process->salt & 255), (uint32_t)(data->process->salt >> 8 & 63),
                                  (uint32_t)(n & 1023));
 }
 
@@ -148,7 +147,7 @@ struct attempt *legs_computed(const struct request *r)
 static bool is_fresh(const struct request *r)
 {
     const struct legs *l = r->legs;
-    return l->handed && now_ms() - l->handed_ms < (uint64_t)(FRESH_SHARE * 1000 * l->prefill->worker->kv_lease);
+    return l->handed && kvr_now_ms() - l->handed_ms < (uint64_t)(FRESH_SHARE * 1000 * l->prefill->worker->kv_lease);
 }
 
 /* An SGLang that has computed a prompt answers when it is handed over. */
@@ -173,7 +172,7 @@ void legs_hand_over(struct request *r)
 {
     struct legs *l = r->legs;
     l->handed = true;
-    l->handed_ms = now_ms();
+    l->handed_ms = kvr_now_ms();
     l->keeper_ups = l->prefill->worker->ups;
     l->fate = FATE_OPEN;
     l->staged = true;

@@ -4,7 +4,6 @@
 
 #include <string.h>
 
-#include "app/serve/common/clock.h"
 #include "app/serve/common/members.h"
 #include "app/serve/data/request/hints.h"
 #include "app/serve/workers/table/worker.h"
@@ -54,11 +53,6 @@ const char *pins_read_head(struct request *r, const struct kvr_headers *h)
 
 /* ---- the body ---------------------------------------------------------------------------------------- */
 
-static bool has(struct kvr_json o, const char *key)
-{
-    return kvr_json_type_of(kvr_json_get(o, key)) > KVR_JSON_NULL;
-}
-
 void pins_read_body(struct kvr_json root, struct body_pins *out)
 {
     struct kvr_json o = kvr_json_get(root, "nvext");
@@ -69,13 +63,13 @@ void pins_read_body(struct kvr_json root, struct body_pins *out)
               member_u64(o, "prefill_dp_rank", UINT32_MAX, &rank, &bad) && member_u64(o, "backend_instance_id", UINT64_MAX, &either, &bad);
     out->answers.to.worker_id = either;
     ok = ok && member_u64(o, "decode_worker_id", UINT64_MAX, &out->answers.to.worker_id, &bad);
-    bool both = has(o, "decode_worker_id") && has(o, "backend_instance_id");
+    bool both = kvr_json_has(o, "decode_worker_id") && kvr_json_has(o, "backend_instance_id");
     if (!ok || (both && out->answers.to.worker_id != either)) {
         out->wrong = ok ? "decode_worker_id" : bad;
         return;
     }
-    out->prefill.set = has(o, "prefill_worker_id");
-    out->answers.set = has(o, "decode_worker_id") || has(o, "backend_instance_id");
+    out->prefill.set = kvr_json_has(o, "prefill_worker_id");
+    out->answers.set = kvr_json_has(o, "decode_worker_id") || kvr_json_has(o, "backend_instance_id");
     set_rank(&out->prefill, rank);
 }
 
@@ -114,7 +108,7 @@ struct pin_seen pins_look(const struct request *r, const struct pin *pin)
     const struct worker *w = worker_find_locked(data->workers, pin->to.worker_id);
     if (w)
         seen = (struct pin_seen){.exists = true,
-                                 .is_up = worker_is_schedulable(w, now_ms()),
+                                 .is_up = worker_is_schedulable(w, kvr_now_ms()),
                                  .rank_exists =
                                      !pin->has_rank || (pin->to.dp_rank >= w->dp_start && pin->to.dp_rank - w->dp_start < w->dp_size),
                                  .role = w->role,

@@ -7,7 +7,6 @@
 #include <string.h>
 #include <kvroute/hash.h>
 
-#include "app/serve/common/clock.h"
 #include "app/serve/workers/workers.h"
 
 struct request *request_new(struct loop *l, struct kvr_http_conn *c)
@@ -16,17 +15,12 @@ struct request *request_new(struct loop *l, struct kvr_http_conn *c)
     if (!r) return NULL;
     r->loop = l;
     r->conn = c;
-    r->gauges.arrived_ns = kvr_now_ns(kvr_clock_monotonic());
+    r->gauges.arrived_ns = kvr_monotonic_ns();
     r->arrived_ms = r->gauges.arrived_ns / 1000000;
     atomic_fetch_add(&l->in_flight, 1);
     uv_timer_init(&l->uv, &r->timer);
     r->timer.data = r;
     return r;
-}
-
-static void on_closed(uv_handle_t *h)
-{
-    free(h->data);
 }
 
 void request_forget_tokens(struct request *r)
@@ -76,7 +70,7 @@ void request_free(struct request *r)
     free(r->response);
     free(r->asked_model);
     atomic_fetch_sub(&r->loop->in_flight, 1);
-    uv_close((uv_handle_t *)&r->timer, on_closed);
+    uv_close((uv_handle_t *)&r->timer, kvr_free_closed);
 }
 
 bool request_keep_text(char **place, const char *text, size_t len)

@@ -81,7 +81,7 @@ void spans_attempt(const struct attempt *a)
 {
     struct telemetry *n = a->request->telemetry;
     if (!n || !n->spans || !a->span_id || !a->sent_ns || !a->worker) return;
-    uint64_t now = kvr_now_ns(kvr_clock_monotonic());
+    uint64_t now = kvr_monotonic_ns();
     const char *why = outcome_of(a), *leg = a->prefills ? "prefill" : a->decodes ? "decode" : "whole";
     struct kvr_span span = {.name = "kvroute.attempt",
                             .id = a->span_id,

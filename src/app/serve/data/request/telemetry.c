@@ -6,11 +6,6 @@
 
 #include "app/serve/data/request/attempt.h"
 
-static uint64_t now_ns(void)
-{
-    return kvr_now_ns(kvr_clock_monotonic());
-}
-
 /* ---- trace context ----------------------------------------------------------------------------------- */
 
 static uint64_t draw(struct loop *l)
@@ -118,7 +113,7 @@ struct telemetry *telemetry_begin(struct loop *l, struct kvr_http_conn *c)
     size_t len = KVR_MIN(rq->path.len, (size_t)TELEMETRY_PATH_MAX);
     struct telemetry *n = calloc(1, sizeof *n + len + 1);
     if (!n) return NULL;
-    n->began_ns = n->at_ns = now_ns();
+    n->began_ns = n->at_ns = kvr_monotonic_ns();
     n->method = rq->is_head ? "HEAD" : rq->method.ptr ? rq->method.ptr : ""; /* static: the server takes it from a table */
     n->minor = (unsigned)rq->minor;
     n->bytes_in = rq->body_len;
@@ -134,7 +129,7 @@ void telemetry_phase(struct request *r)
 {
     struct telemetry *n = r->telemetry;
     if (!n) return;
-    uint64_t now = now_ns();
+    uint64_t now = kvr_monotonic_ns();
     n->phase_ns[r->phase] += now - n->at_ns;
     if (n->spans) spans_phase(r, n->at_ns, now);
     n->at_ns = now;

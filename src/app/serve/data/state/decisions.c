@@ -192,7 +192,7 @@ static const struct kept *find_locked(const struct decisions *all, const char *i
     size_t n = KVR_MIN(all->n, (uint64_t)DECISIONS);
     for (size_t i = 1; i <= n; i++) {
         const struct kept *k = decision_at(all, i);
-        if (strlen(k->d.id) == len && memcmp(k->d.id, id, len) == 0) return k;
+        if (kvr_span_is(id, len, k->d.id)) return k;
     }
     return NULL;
 }

@@ -11,7 +11,6 @@
 
 #include <math.h>
 
-#include "app/serve/common/clock.h"
 #include "app/serve/workers/workers.h"
 #include "base/log.h"
 #include "wire/prom_page.h"
@@ -43,7 +42,7 @@ void quality_delivered(struct data_plane *data, const struct delivery *d)
     uint64_t error = choices_error(d->predicted, d->pending, d->actual);
     double share = (double)error / (double)d->prompt;
     bool surprising = d->actual * 2 < d->predicted && d->predicted >= d->block_size, log = false;
-    uint64_t now = now_ms(), skipped = 0;
+    uint64_t now = kvr_now_ms(), skipped = 0;
     kvr_histogram_add(&data->counters.shortfall, (double)error / d->block_size);
     kvr_lock(&q->lock);
     q->answers++;

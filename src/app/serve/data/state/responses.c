@@ -8,7 +8,6 @@
 
 #include <string.h>
 
-#include "app/serve/common/clock.h"
 #include "app/serve/data/state/sessions.h"
 #include "app/serve/peers/replicas.h"
 
@@ -35,14 +34,14 @@ bool responses_get(struct data_plane *data, const char *response, struct kvr_wor
 {
     char key[KEY_MAX];
     size_t n = key_of(response, key);
-    return sessions_get(data->responses, key, n, now_ms(), out);
+    return sessions_get(data->responses, key, n, kvr_now_ms(), out);
 }
 
 void responses_bind(struct data_plane *data, const char *response, struct kvr_worker w)
 {
     char key[KEY_MAX];
     size_t n = key_of(response, key);
-    if (sessions_bind(data->responses, key, n, now_ms(), w)) replicas_on_session(data->peers, key, n, w);
+    if (sessions_bind(data->responses, key, n, kvr_now_ms(), w)) replicas_on_session(data->peers, key, n, w);
 }
 
 void responses_forget(struct data_plane *data, const char *response)
@@ -73,5 +72,5 @@ struct kvr_text responses_id_in(struct kvr_text path)
 
 void bindings_heard(struct data_plane *data, const char *id, size_t len, struct kvr_worker w)
 {
-    sessions_adopt(is_one(id, len) ? data->responses : data->sessions, id, len, now_ms(), w);
+    sessions_adopt(is_one(id, len) ? data->responses : data->sessions, id, len, kvr_now_ms(), w);
 }

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "app/serve/common/clock.h"
 #include "app/serve/data/state/room.h"
 #include "app/serve/data/two_legs/side_call.h"
 #include "app/serve/workers/table/worker.h"
@@ -94,13 +93,13 @@ static void on_answer(struct side_call *c, bool ok)
     if (!b) return;
     b->asking = false;
     if (!ok || c->status != 200) {
-        b->refused_ms = now_ms();
+        b->refused_ms = kvr_now_ms();
         return;
     }
     kvr_buf_free(&b->answer);
     b->answer = c->answer;
     c->answer = (struct kvr_buf){0};
-    b->told_ms = now_ms();
+    b->told_ms = kvr_now_ms();
     b->refused_ms = 0;
 }
 
@@ -132,7 +131,7 @@ static void ask(struct loop *l, const struct worker *w, struct bootstrap *b)
     if (q) q->side.call = call(l, w, q);
     if (!q || !q->side.call) {
         free(q);
-        b->refused_ms = now_ms();
+        b->refused_ms = kvr_now_ms();
         return;
     }
     q->worker = w->id;
@@ -147,7 +146,7 @@ static void ask(struct loop *l, const struct worker *w, struct bootstrap *b)
 enum bootstrap_state bootstrap_engine(struct loop *l, const struct worker *w, uint32_t rank, char *out, size_t cap)
 {
     struct bootstrap *b = get(l, w->id);
-    uint64_t now = now_ms();
+    uint64_t now = kvr_now_ms();
     if (!b) return BOOTSTRAP_REFUSED;
     b->used_ms = now;
     if (b->told_ms && b->ups != atomic_load(&w->ups)) forget(b);

@@ -4,7 +4,6 @@
  * is kept with the whole of its answer. Nothing of that goes to the client, who may wait with comments meanwhile; but for an error that is
  * the client's own (4xx), which becomes the answer.
  */
-#include "app/serve/common/clock.h"
 #include "app/serve/data/answer/account.h"
 #include "app/serve/data/choice/treatment.h"
 #include "app/serve/data/request/attempt.h"
@@ -177,7 +176,7 @@ enum outcome prefill_begin(struct request *r, void (*then)(struct attempt *a, en
 enum outcome prefill_on_time(struct request *r, bool total)
 {
     uint64_t until = r->legs->prefill_deadline_ms;
-    if (total || (until && now_ms() >= until)) return attempt_on_time(r->legs->prefill, total);
+    if (total || (until && kvr_now_ms() >= until)) return attempt_on_time(r->legs->prefill, total);
     reply_comment(r);
     prefill_wait(r);
     return OUTCOME_WAITS;

@@ -104,8 +104,7 @@ static bool may_be_left(const struct request *r)
     const struct attempt *p = r->legs->prefill;
     if (r->legs->protocol == KVR_KV_SGLANG) return false; /* its legs are ended by a call: abort.h */
     if (r->phase == PHASE_PREFILL || r->phase == PHASE_RENDEZVOUS) return p && (p->call || p->state == ATTEMPT_CANCELLED);
-    return r->phase == PHASE_SENDING && r->attempt->call &&
-           kvr_now_ns(kvr_clock_monotonic()) - r->attempt->sent_ns < (uint64_t)EARLY_MS * 1000000;
+    return r->phase == PHASE_SENDING && r->attempt->call && kvr_monotonic_ns() - r->attempt->sent_ns < (uint64_t)EARLY_MS * 1000000;
 }
 
 static enum leak why_left(const struct request *r)

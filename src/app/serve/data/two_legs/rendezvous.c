@@ -2,7 +2,6 @@
 /* Both legs at once: data/two_legs/rendezvous.h. */
 #include "app/serve/data/two_legs/rendezvous.h"
 
-#include "app/serve/common/clock.h"
 #include "app/serve/data/answer/account.h"
 #include "app/serve/data/request/attempt.h"
 #include "app/serve/data/request/legs.h"
@@ -67,7 +66,7 @@ static enum outcome learn_engine(struct request *r)
     if (r->legs->protocol != KVR_KV_VLLM_MOONCAKE) return OUTCOME_DONE;
     switch (bootstrap_engine(r->loop, p->worker, p->named_rank, t->engine, sizeof t->engine)) {
     case BOOTSTRAP_KNOWN: return OUTCOME_DONE;
-    case BOOTSTRAP_ASKED: request_wait_until(r, now_ms() + LOOK_AGAIN_MS); return OUTCOME_WAITS;
+    case BOOTSTRAP_ASKED: request_wait_until(r, kvr_now_ms() + LOOK_AGAIN_MS); return OUTCOME_WAITS;
     default: return attempt_fail(p, 502, "the prefill worker's bootstrap address does not tell its engine's name");
     }
 }
@@ -98,8 +97,9 @@ enum outcome rendezvous_on_time(struct request *r, bool total)
     struct legs *l = r->legs;
     if (l->prefill->state == ATTEMPT_CHOSEN) return total ? request_refuse(r, 504, TOOK_TOO_LONG) : send_both(r);
     bool silent = !r->attempt->held.len && r->attempt->call;
-    bool late = l->prefill_deadline_ms && now_ms() >= l->prefill_deadline_ms;
-    if (silent && l->decode_deadline_ms && now_ms() >= l->decode_deadline_ms && !late && !total) return attempt_on_time(r->attempt, false);
+    bool late = l->prefill_deadline_ms && kvr_now_ms() >= l->prefill_deadline_ms;
+    if (silent && l->decode_deadline_ms && kvr_now_ms() >= l->decode_deadline_ms && !late && !total)
+        return attempt_on_time(r->attempt, false);
     if (!silent) l->decode_deadline_ms = 0;
     if (late && silent && l->protocol == KVR_KV_SGLANG) rendezvous_missed(r);
     return prefill_on_time(r, total);

@@ -2,12 +2,7 @@
 /* Requests that no client waits for: data/two_legs/side_call.h. */
 #include "app/serve/data/two_legs/side_call.h"
 
-#include <stdlib.h>
-
-static void on_closed(uv_handle_t *h)
-{
-    free(h->data);
-}
+#include "net/http/ending.h"
 
 static void finish(struct side_call *c, bool ok)
 {
@@ -18,7 +13,7 @@ static void finish(struct side_call *c, bool ok)
     c->done(c, ok);
     kvr_buf_free(&c->answer);
     atomic_fetch_sub(&l->in_flight, 1);
-    uv_close((uv_handle_t *)&c->timer, on_closed);
+    uv_close((uv_handle_t *)&c->timer, kvr_free_closed);
 }
 
 static void give_up(struct side_call *c)

@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "app/serve/common/clock.h"
 #include "app/serve/workers/engines/usage_reporting.h"
 #include "app/serve/workers/engines/learnt.h"
 #include "app/serve/workers/table/room.h"
@@ -27,7 +26,7 @@ void workers_sync_due(struct workers *ws)
     enum { TOLD_MAX = 16 };
     uint64_t due = atomic_load(&ws->breaker_due_ms), now, closed[TOLD_MAX];
     size_t closed_n = 0;
-    if (!due || (now = now_ms()) < due) return;
+    if (!due || (now = kvr_now_ms()) < due) return;
     due = 0;
     kvr_lock(&ws->lock);
     for (struct worker *w = ws->workers; w; w = w->next) {
@@ -55,7 +54,7 @@ void worker_report(struct workers *ws, struct worker *w, bool ok)
         w->errors++;
         if (++w->failures >= ws->o->breaker_failures) {
             w->failures = 0;
-            open_breaker_locked(ws, w, now_ms() + (uint64_t)(ws->o->breaker_cooldown * 1000));
+            open_breaker_locked(ws, w, kvr_now_ms() + (uint64_t)(ws->o->breaker_cooldown * 1000));
             atomic_fetch_add(&ws->counters.breaker_opened_total, 1);
             worker_sync_locked(ws, w);
             opened = true;
@@ -87,7 +86,7 @@ void worker_set_health(struct workers *ws, uint64_t id, enum health h, const cha
     if (w) {
         was = w->health;
         memcpy(url, w->url, sizeof url);
-        w->checked_ms = now_ms();
+        w->checked_ms = kvr_now_ms();
         if (h != w->health) w->since_ms = w->checked_ms;
         if (h == HEALTH_DOWN) {
             w->error_ms = w->checked_ms;
@@ -117,7 +116,7 @@ bool worker_set_draining(struct workers *ws, uint64_t id, bool draining)
         changed = true;
         w->drains = draining;
         atomic_store(&w->draining, draining);
-        w->since_ms = now_ms();
+        w->since_ms = kvr_now_ms();
         worker_sync_locked(ws, w);
         fit = w->schedulable;
     }

@@ -16,7 +16,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "app/serve/common/clock.h"
 #include "app/serve/workers/table/room.h"
 #include "base/log.h"
 #include "net/http/metrics_scrape.h"
@@ -62,7 +61,7 @@ static void learn_total(struct worker *w, uint32_t place, const struct kvr_engin
 static void keep_locked(struct workers *ws, struct worker *w, uint32_t place, const struct kvr_engine_load *l)
 {
     struct rank_load *r = &w->ranks[place].load;
-    uint64_t now = now_ms();
+    uint64_t now = kvr_now_ms();
     bool was_used = r->known && !r->expired;
     *r = (struct rank_load){.known = true, .load = *l, .at_ms = now - KVR_MIN(l->age_ms, now)};
     learn_total(w, place, l);
@@ -124,7 +123,7 @@ static void on_read(void *ctx, const struct kvr_engine_loads *loads, const char 
         if (error && !w->metrics_error)
             kvr_log_warning("kvroute: metrics of worker %llu cannot be used: %s", (unsigned long long)w->id, error);
         w->metrics_error = error;
-        w->metrics_due_ms = now_ms() + (uint64_t)(ws->o->engine_metrics_interval * 1000);
+        w->metrics_due_ms = kvr_now_ms() + (uint64_t)(ws->o->engine_metrics_interval * 1000);
     }
     kvr_unlock(&ws->lock);
     if (loads) atomic_fetch_add(&ws->counters.engine_metrics_bad_lines_total, loads->bad_lines);
@@ -174,7 +173,7 @@ static void look_locked(struct workers *ws, struct worker *w, uint64_t now)
 
 void engine_load_tick(struct workers *ws)
 {
-    uint64_t now = now_ms();
+    uint64_t now = kvr_now_ms();
     for (struct worker *w = ws->workers; w; w = w->next) {
         kvr_lock(&ws->lock);
         expire_locked(ws, w, now);
@@ -218,7 +217,7 @@ static void on_report(void *ctx, const struct kvr_nats_message *m)
 
 void engine_load_write(const struct workers *ws, struct kvr_buf *b, const struct rank_load *r)
 {
-    uint64_t now = now_ms();
+    uint64_t now = kvr_now_ms();
     if (!r->known) {
         kvr_json_printf(b, "'engine':null");
         return;
@@ -253,7 +252,7 @@ void engine_load_metrics(struct workers *ws, struct kvr_prom_page *b)
                     {"requests_running", "Requests that an engine says it runs"},
                     {"requests_waiting", "Requests that wait in an engine, as it says"},
                     {"kv_usage", "Share of KV cache in use, as the engine says"}};
-    uint64_t now = now_ms();
+    uint64_t now = kvr_now_ms();
     for (int k = 0; k < ROWS; k++) {
         kvr_prom_family(b, "kvroute_engine_", rows[k].name, "gauge", rows[k].help);
         for (const struct worker *w = ws->workers; w; w = w->next)

@@ -6,7 +6,6 @@
  */
 #include <string.h>
 
-#include "app/serve/common/clock.h"
 #include "app/serve/workers/engines/learnt.h"
 #include "app/serve/workers/table/room.h"
 #include "base/log.h"
@@ -30,7 +29,7 @@ uint32_t worker_block_size(const struct workers *ws, const struct worker *w)
 
 void learn_begin(const struct workers *ws, struct worker *w)
 {
-    w->learnt = (struct learnt){.since_ms = now_ms()};
+    w->learnt = (struct learnt){.since_ms = kvr_now_ms()};
     w->misplaced = false;
     if (!learns(ws, w) && learns_events(ws) && !w->has_events)
         kvr_log_warning_of(kvr_log_key(w->id, 0, "events"),

@@ -26,7 +26,7 @@ static bool get_endpoints(struct kvr_json v, struct worker_spec *spec, enum rank
 {
     struct worker *w = &spec->w;
     char base[RANK_ENDPOINT_MAX];
-    if (kvr_json_type_of(v) <= KVR_JSON_NULL) return true;
+    if (!kvr_json_is_given(v)) return true;
     for (int r = 0; r < DP_MAX; r++) spec->ranks[r].endpoints[which][0] = 0;
     if (kvr_json_type_of(v) == KVR_JSON_OBJECT) {
         for (struct kvr_json_iter i = kvr_json_iter(v); kvr_json_next(&i);)
@@ -55,7 +55,7 @@ static bool get_url(struct kvr_json v, int (*parse)(const char *url, size_t len,
 
 static bool get_taints(struct kvr_json v, struct worker *w)
 {
-    if (kvr_json_type_of(v) <= KVR_JSON_NULL) return true;
+    if (!kvr_json_is_given(v)) return true;
     memset(w->taints, 0, sizeof w->taints);
     w->taints_n = 0;
     if (kvr_json_type_of(v) != KVR_JSON_ARRAY || kvr_json_count(v) > TAINTS_MAX) return false;
@@ -64,19 +64,14 @@ static bool get_taints(struct kvr_json v, struct worker *w)
     return true;
 }
 
-static bool has(struct kvr_json o, const char *key)
-{
-    return kvr_json_type_of(kvr_json_get(o, key)) > KVR_JSON_NULL;
-}
-
 static void note_given(struct kvr_json o, struct worker *w)
 {
     struct given *g = &w->given;
-    g->block_size |= has(o, "block_size");
-    g->ranks |= has(o, "data_parallel_start_rank") || has(o, "data_parallel_size");
-    g->total_kv_blocks |= has(o, "total_kv_blocks");
-    g->events |= has(o, "kv_events_endpoints");
-    g->replay |= has(o, "replay_endpoint") || has(o, "replay_endpoints");
+    g->block_size |= kvr_json_has(o, "block_size");
+    g->ranks |= kvr_json_has(o, "data_parallel_start_rank") || kvr_json_has(o, "data_parallel_size");
+    g->total_kv_blocks |= kvr_json_has(o, "total_kv_blocks");
+    g->events |= kvr_json_has(o, "kv_events_endpoints");
+    g->replay |= kvr_json_has(o, "replay_endpoint") || kvr_json_has(o, "replay_endpoints");
 }
 
 /* The files that were named, or the address, may be what is wrong. */

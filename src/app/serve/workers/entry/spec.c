@@ -222,10 +222,8 @@ int worker_read(const struct workers *ws, const struct kvr_entry *e, struct work
     worker_spec_init(ws, out);
     worker_name(e, 0, name, sizeof name);
     if (too_long(e)) return kvr_refuse(err, cap, "%s: the value is longer than %d characters", name, ENTRY_MAX);
-    if (!worker_set_url(&out->w, e->head, strlen(e->head))) {
-        snprintf(err, cap, "%s: bad value '%.120s'; allowed: http://host[:port][,key=value...] or https://...", name, e->head);
-        return -1;
-    }
+    if (!worker_set_url(&out->w, e->head, strlen(e->head)))
+        return kvr_refuse(err, cap, "%s: bad value '%.120s'; allowed: http://host[:port][,key=value...] or https://...", name, e->head);
     for (size_t i = 0; i < e->n; i++)
         if (parse_key(&r, &e->parts[i])) return -1;
     return check_keys(ws, &r);

@@ -59,7 +59,7 @@ const char *worker_tls_read(struct kvr_json o, struct worker_tls *t)
     }
     struct kvr_json v = kvr_json_get(o, "tls_verify");
     bool on;
-    if (kvr_json_type_of(v) <= KVR_JSON_NULL) return NULL;
+    if (!kvr_json_is_given(v)) return NULL;
     if (!kvr_json_as_bool(v, &on)) return "tls_verify";
     t->given = true;
     t->insecure = !on;

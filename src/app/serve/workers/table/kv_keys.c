@@ -36,22 +36,22 @@ static bool set_lease(struct worker *w, const char *value)
     return true;
 }
 
-static bool set_size(uint32_t *to, const char *value)
+static bool set_size(uint32_t *to, uint64_t max, const char *value)
 {
     uint64_t n;
-    if (!whole_number(value, KV_SIZE_MAX, &n)) return false;
+    if (!whole_number(value, max, &n)) return false;
     *to = (uint32_t)n;
     return true;
 }
 
 static bool set_tp(struct worker *w, const char *value)
 {
-    return set_size(&w->tp, value);
+    return set_size(&w->tp, KV_SIZE_MAX, value);
 }
 
 static bool set_pp(struct worker *w, const char *value)
 {
-    return set_size(&w->pp, value);
+    return set_size(&w->pp, KV_SIZE_MAX, value);
 }
 
 static bool read_bool(const char *value, bool *out)
@@ -112,26 +112,26 @@ static bool set_addr(struct worker *w, const char *value)
 }
 
 /* "": none. */
-static bool set_domain(struct worker *w, const char *value)
+static bool set_text(char *to, size_t cap, const char *value)
 {
     size_t n = strlen(value);
-    if (n < sizeof w->kv_domain) memcpy(w->kv_domain, value, n + 1);
-    return n < sizeof w->kv_domain;
+    if (n < cap) memcpy(to, value, n + 1);
+    return n < cap;
+}
+
+static bool set_domain(struct worker *w, const char *value)
+{
+    return set_text(w->kv_domain, sizeof w->kv_domain, value);
 }
 
 static bool set_pool(struct worker *w, const char *value)
 {
-    size_t n = strlen(value);
-    if (n < sizeof w->kv_pool) memcpy(w->kv_pool, value, n + 1);
-    return n < sizeof w->kv_pool;
+    return set_text(w->kv_pool, sizeof w->kv_pool, value);
 }
 
 static bool set_offload_chunk(struct worker *w, const char *value)
 {
-    uint64_t n;
-    if (!whole_number(value, KV_OFFLOAD_CHUNK_MAX, &n)) return false;
-    w->kv_offload_chunk = (uint32_t)n;
-    return true;
+    return set_size(&w->kv_offload_chunk, KV_OFFLOAD_CHUNK_MAX, value);
 }
 
 static bool set_engine_id(struct worker *w, const char *value)
@@ -139,8 +139,7 @@ static bool set_engine_id(struct worker *w, const char *value)
     size_t n = strlen(value);
     for (size_t i = 0; i < n; i++)
         if ((unsigned char)value[i] < 0x21 || (unsigned char)value[i] > 0x7e) return false;
-    if (n < sizeof w->engine_id) memcpy(w->engine_id, value, n + 1);
-    return n < sizeof w->engine_id;
+    return set_text(w->engine_id, sizeof w->engine_id, value);
 }
 
 /* ---- the table --------------------------------------------------------------------------------------- */
@@ -213,7 +212,7 @@ const struct kv_key *kv_keys_read(struct kvr_json o, struct worker *w)
 {
     for (size_t i = 0; i < KVR_ARRAY_LEN(keys); i++) {
         struct kvr_json v = kvr_json_get(o, keys[i].field);
-        if (kvr_json_type_of(v) > KVR_JSON_NULL && !take_member(&keys[i], v, w)) return &keys[i];
+        if (kvr_json_is_given(v) && !take_member(&keys[i], v, w)) return &keys[i];
     }
     return kv_keys_wrong(w);
 }

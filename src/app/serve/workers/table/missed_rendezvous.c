@@ -2,14 +2,13 @@
 /* Pairs that have missed each other: workers/table/missed_rendezvous.h. */
 #include "app/serve/workers/table/missed_rendezvous.h"
 
-#include "app/serve/common/clock.h"
 #include "app/serve/workers/table/room.h"
 
 void missed_rendezvous_note(struct workers *ws, uint64_t prefill, uint64_t decode)
 {
     struct missed_rendezvous *m = &ws->missed;
     size_t at = 0;
-    uint64_t until = now_ms() + (uint64_t)(ws->o->breaker_cooldown * 1000);
+    uint64_t until = kvr_now_ms() + (uint64_t)(ws->o->breaker_cooldown * 1000);
     kvr_lock(&ws->lock);
     for (size_t i = 0; i < MISSED_MAX; i++) {
         if (m->pairs[i].until_ms < m->pairs[at].until_ms) at = i;
@@ -28,7 +27,7 @@ void missed_rendezvous_note(struct workers *ws, uint64_t prefill, uint64_t decod
 size_t missed_rendezvous_by(struct workers *ws, uint64_t prefill, uint64_t *out)
 {
     struct missed_rendezvous *m = &ws->missed;
-    uint64_t now = now_ms();
+    uint64_t now = kvr_now_ms();
     size_t n = 0;
     if (atomic_load(&m->last_ms) <= now) return 0;
     kvr_lock(&ws->lock);
@@ -41,7 +40,7 @@ size_t missed_rendezvous_by(struct workers *ws, uint64_t prefill, uint64_t *out)
 void missed_rendezvous_tick(struct workers *ws)
 {
     uint64_t last = atomic_load(&ws->missed.last_ms);
-    if (ws->missed.told_ms == last || last > now_ms()) return;
+    if (ws->missed.told_ms == last || last > kvr_now_ms()) return;
     ws->missed.told_ms = last;
     ws->hooks.may_route(ws->hooks.ctx);
 }

@@ -11,8 +11,6 @@
 
 #include <string.h>
 
-#include "app/serve/common/clock.h"
-
 static void partition_free(struct partition *p)
 {
     kvr_router_destroy(p->router);
@@ -139,7 +137,7 @@ static bool does_part(const struct worker *w, const struct part_scope *scope)
 struct partition *partition_of_part_locked(struct workers *ws, const struct part_scope *scope, uint64_t *ids, size_t *n, bool *up)
 {
     struct partition *partition = NULL;
-    uint64_t now = now_ms();
+    uint64_t now = kvr_now_ms();
     *n = 0;
     *up = false;
     for (const struct worker *w = ws->workers; w; w = w->next) {

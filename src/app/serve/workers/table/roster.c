@@ -12,8 +12,8 @@
 #include <string.h>
 #include <kvroute/hash.h>
 
-#include "app/serve/common/clock.h"
 #include "app/serve/workers/table/room.h"
+#include "base/order.h"
 
 enum { BUCKETS = 1024 };
 enum { ANY, UNKNOWN, FIRST_NAMED };
@@ -197,12 +197,6 @@ static bool add_worker_locked(struct roster *r, const struct workers *ws, struct
 
 /* ---- rows ------------------------------------------------------------------------------------------------------------ */
 
-static int by_id(const void *a, const void *b)
-{
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return x < y ? -1 : x > y;
-}
-
 /* Servers that are asked for by partition; partitions are numbered in the order of their list. */
 typedef bool part_fn(const struct roster_server *w, enum kvr_kv_protocol p);
 
@@ -282,7 +276,7 @@ static bool choose_by_role_locked(const struct workers *ws, struct roster_row *r
 
 static bool finish_locked(const struct workers *ws, struct roster_row *row, const size_t all[PARTITIONS_MAX])
 {
-    if (row->knowers_n) qsort(row->knowers, row->knowers_n, sizeof *row->knowers, by_id);
+    if (row->knowers_n) qsort(row->knowers, row->knowers_n, sizeof *row->knowers, kvr_rising_u64);
     bool ok = choose_locked(ws, row, answers, 0, all, &row->main);
     if (ok && has_roles(row)) ok = choose_by_role_locked(ws, row, all);
     else row->whole = row->main;
@@ -394,7 +388,7 @@ void roster_each_model(struct workers *ws, void (*fn)(void *ctx, const struct ro
 
 bool roster_knows(const struct roster_row *row, uint64_t id)
 {
-    return row->knowers_n && bsearch(&id, row->knowers, row->knowers_n, sizeof id, by_id);
+    return row->knowers_n && bsearch(&id, row->knowers, row->knowers_n, sizeof id, kvr_rising_u64);
 }
 
 size_t roster_workers_n(const struct roster_row *row)
@@ -404,7 +398,7 @@ size_t roster_workers_n(const struct roster_row *row)
 
 const struct worker *roster_next_up(const struct roster_row *row, const struct roster_choice *choice, struct roster_walk *at)
 {
-    uint64_t now = now_ms();
+    uint64_t now = kvr_now_ms();
     while (at->server < row->servers_n && at->id < choice->n) {
         const struct worker *w = row->servers[at->server++].worker;
         if (w->id != choice->ids[at->id]) continue;
@@ -436,7 +430,7 @@ static bool has_taints(const struct worker *w, const char *const *taints, size_t
 
 struct worker *roster_pick(struct workers *ws, const struct roster_row *row, const char *const *taints, size_t taints_n)
 {
-    uint64_t now = now_ms();
+    uint64_t now = kvr_now_ms();
     size_t n = row->servers_n, at = n ? kvr_mix64(atomic_fetch_add(&ws->process->next_id, 1)) % n : 0; /* spread over them */
     for (size_t i = 0; i < n; i++) {
         struct worker *w = row->servers[(at + i) % n].worker;

@@ -8,8 +8,6 @@
 
 #include <string.h>
 
-#include "app/serve/common/clock.h"
-
 struct worker *worker_find_locked(struct workers *ws, uint64_t id)
 {
     const uint64_t *at = kvr_map64_get(&ws->workers_by_id, id);
@@ -65,14 +63,9 @@ bool worker_takes_whole(const struct worker *w)
 
 void worker_sync_locked(struct workers *, struct worker *w)
 {
-    bool ok = worker_is_schedulable(w, now_ms());
+    bool ok = worker_is_schedulable(w, kvr_now_ms());
     w->schedulable = ok;
     if (!w->removed) kvr_router_set_schedulable(w->partition->router, w->id, ok);
-}
-
-static bool name_is(const char *name, const char *s, size_t len)
-{
-    return strlen(name) == len && memcmp(name, s, len) == 0;
 }
 
 bool worker_serves_locked(const struct workers *ws, const struct worker *w, const char *model, size_t len, bool *is_lora)
@@ -80,12 +73,12 @@ bool worker_serves_locked(const struct workers *ws, const struct worker *w, cons
     *is_lora = false;
     if (!model) return true;
     for (size_t i = 0; i < w->models_n; i++)
-        if (name_is(w->models[i].id, model, len)) {
+        if (kvr_span_is(model, len, w->models[i].id)) {
             *is_lora = w->models[i].is_lora;
             return true;
         }
-    if (w->model[0]) return name_is(w->model, model, len);
-    if (ws->o->model && name_is(ws->o->model, model, len)) return true;
+    if (w->model[0]) return kvr_span_is(model, len, w->model);
+    if (ws->o->model && kvr_span_is(model, len, ws->o->model)) return true;
     return w->models == NULL && !ws->o->model; /* not known yet: let the engine say */
 }
 

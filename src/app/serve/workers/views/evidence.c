@@ -36,7 +36,6 @@
 #include <string.h>
 #include <kvroute/hash.h>
 
-#include "app/serve/common/clock.h"
 #include "app/serve/workers/engines/usage_reporting.h"
 #include "app/serve/workers/table/room.h"
 #include "app/serve/workers/views/watches.h"
@@ -235,7 +234,7 @@ struct length_line { /* one that is to be logged, outside the lock */
 static void count_length_locked(struct evidence *e, struct kvr_worker w, struct length_line *out)
 {
     struct rank_evidence *r = rank_of(e, w);
-    uint64_t now = now_ms();
+    uint64_t now = kvr_now_ms();
     if (!r) return;
     r->lengths++;
     out->say = !r->lengths_said_ms || now - r->lengths_said_ms >= LENGTH_EVERY_MS;
@@ -299,7 +298,7 @@ static bool put_locked(struct evidence *e, int look, struct evidence_check *c)
     static const uint64_t after_ms[LOOKS] = {LOOK_MS, LOOK_AGAIN_MS, LOOK_LAST_MS};
     struct queue *q = &e->looks[look];
     if (q->n == CHECKS_MAX) return false;
-    c->due_ms = now_ms() + after_ms[look];
+    c->due_ms = kvr_now_ms() + after_ms[look];
     c->next = NULL;
     *q->last = c;
     q->last = &c->next;
@@ -589,7 +588,7 @@ static struct evidence_check *take_due(struct workers *ws, int which)
 {
     kvr_lock(&ws->evidence->lock);
     struct queue *q = &ws->evidence->looks[which];
-    struct evidence_check *c = q->first && q->first->due_ms <= now_ms() ? take_first(q) : NULL;
+    struct evidence_check *c = q->first && q->first->due_ms <= kvr_now_ms() ? take_first(q) : NULL;
     kvr_unlock(&ws->evidence->lock);
     return c;
 }

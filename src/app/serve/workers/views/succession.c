@@ -32,7 +32,6 @@
 #include <unistd.h>
 #include <kvroute/hash.h>
 
-#include "app/serve/common/clock.h"
 #include "app/serve/workers/table/room.h"
 #include "app/serve/workers/views/views.h"
 #include "base/log.h"
@@ -150,9 +149,9 @@ struct taking {
 static int ask(struct taking *t, const struct kvr_view_status *st)
 {
     struct question q = {st->worker.worker_id, st->worker.dp_rank, st->next_sequence};
-    uint64_t until = KVR_MIN(now_ms() + ONE_MS, t->until_ms);
+    uint64_t until = KVR_MIN(kvr_now_ms() + ONE_MS, t->until_ms);
     int fd = kvr_handover_question(t->link, &q, sizeof q);
-    while (fd == KVR_HANDOVER_LATER && now_ms() < until) {
+    while (fd == KVR_HANDOVER_LATER && kvr_now_ms() < until) {
         (void)poll(NULL, 0, PAUSE_MS);
         fd = kvr_handover_question(t->link, &q, sizeof q);
     }
@@ -247,18 +246,18 @@ static bool take_rank(struct workers *ws, const struct worker *w, uint32_t place
 
 bool succession_take(struct workers *ws, int link, struct succession *s)
 {
-    uint64_t pause = now_ms() + TURN_MS;
+    uint64_t pause = kvr_now_ms() + TURN_MS;
     size_t at = 0;
     if (!s->until_ms) {
-        s->until_ms = now_ms() + ALL_MS;
+        s->until_ms = kvr_now_ms() + ALL_MS;
         ask_for_standing(ws, link);
     }
     for (const struct worker *w = ws->ingest ? ws->workers : NULL; w; w = w->next)
         for (uint32_t r = 0; r < w->dp_size; r++) {
             if (at++ < s->done) continue;
-            if (now_ms() >= pause) return false;
+            if (kvr_now_ms() >= pause) return false;
             s->done = at;
-            if (now_ms() >= s->until_ms || !take_rank(ws, w, r, link, s->until_ms)) return true;
+            if (kvr_now_ms() >= s->until_ms || !take_rank(ws, w, r, link, s->until_ms)) return true;
         }
     return true;
 }

@@ -8,7 +8,6 @@
 #include <string.h>
 #include <kvroute/hash.h>
 
-#include "app/serve/common/clock.h"
 #include "app/serve/workers/engines/learnt.h"
 #include "app/serve/workers/table/room.h"
 #include "app/serve/workers/table/roster.h"
@@ -117,7 +116,7 @@ static int apply_event(struct workers *ws, const struct partition *p, const stru
 static void on_served(void *ctx, void *, const struct kvr_served *v)
 {
     struct supposition *u = *place_of(ctx, v->worker);
-    if (u) kvr_supposed_served(u->supposed, v, now_ms());
+    if (u) kvr_supposed_served(u->supposed, v, kvr_now_ms());
 }
 
 static void on_tick(void *ctx, uint64_t)
@@ -125,7 +124,7 @@ static void on_tick(void *ctx, uint64_t)
     struct workers *ws = ctx;
     struct kvr_supposed_stats sum = {0}, st;
     for (const struct supposition *u = ws->suppositions; u; u = u->next) {
-        kvr_supposed_tick(u->supposed, now_ms());
+        kvr_supposed_tick(u->supposed, kvr_now_ms());
         kvr_supposed_stats(u->supposed, &st);
         sum.anonymous += st.anonymous;
     }
@@ -451,7 +450,7 @@ void views_tick(struct workers *ws)
     struct kvr_view_status *st = calloc(n + 1, sizeof *st);
     n = st ? KVR_MIN(kvr_ingest_status(ws->ingest, st, n), n) : 0;
     for (size_t i = 0; i < n; i++) all &= st[i].trusted;
-    if (kvr_catch_up_step(&ws->catch_up, ws->ingest, all && st, now_ms(), (uint64_t)(ws->o->restore_timeout * 1000)))
+    if (kvr_catch_up_step(&ws->catch_up, ws->ingest, all && st, kvr_now_ms(), (uint64_t)(ws->o->restore_timeout * 1000)))
         atomic_store(&ws->caught_up, true);
     free(st);
 }
@@ -537,7 +536,7 @@ void views_wiring_tick(struct workers *ws)
 {
     size_t n = ws->ingest && ws->o->plane.plane == KVR_PLANE_ZMQ ? kvr_ingest_status(ws->ingest, NULL, 0) : 0;
     struct kvr_view_status *st = n ? calloc(n, sizeof *st) : NULL;
-    uint64_t now = now_ms();
+    uint64_t now = kvr_now_ms();
     n = st ? KVR_MIN(kvr_ingest_status(ws->ingest, st, n), n) : 0;
     for (size_t i = 0; i < n; i++) {
         kvr_lock(&ws->lock);

@@ -14,7 +14,7 @@
 
 static void put_view_ages(struct kvr_prom_page *b, const struct kvr_view_status *st, size_t n)
 {
-    uint64_t now = kvr_now_ns(kvr_clock_monotonic());
+    uint64_t now = kvr_monotonic_ns();
     put_family(b, "view_state_seconds", "gauge", "Since a view's state, or why it is no better, changed last");
     for (size_t i = 0; i < n; i++)
         if (st[i].since_ns) kvr_prom_put_double(b, KVR_PROM_PAIRS(RANK_OF(st[i])), (double)(now - KVR_MIN(now, st[i].since_ns)) / 1e9);
