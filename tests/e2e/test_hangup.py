@@ -103,7 +103,8 @@ def test_a_hangup_reopens_the_access_log_and_reads_the_certificate_again(start, 
     os.rename(log, tmp_path / "access.log.1")
     hang_up(ix)
     wait_for("the new certificate", lambda: get("two") == 200)
-    assert get("one") == 0 and "/peers" in log.read_text()
+    assert get("one") == 0
+    wait_for("the new file has its line", lambda: "/peers" in log.read_text())
     cert.write_text("no certificate")
     hang_up(ix)
     wait_for("said", lambda: "the old certificate stays" in ix.text())

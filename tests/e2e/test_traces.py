@@ -242,7 +242,7 @@ def test_a_collector_that_is_busy_is_asked_again_when_it_says(start, collector, 
     s.complete("x")
     wait_for("taken", lambda: c.spans, 30)
     assert c.exports == 2 and c.times[1] - c.times[0] >= 0.95 and s.metric("trace_spans_dropped_total") == 0
-    assert s.metric("trace_spans_exported_total") == len(c.spans)
+    wait_for("counted", lambda: s.metric("trace_spans_exported_total") == len(c.spans))
 
 
 def test_spans_that_a_collector_refuses_are_counted_and_not_sent_again(start, collector):
