@@ -181,8 +181,7 @@ static int check_one(struct serve_checker *c, const char *path, enum kind kind, 
 static const struct option_row rows[] = {
     ROW("kind", OPT_ENUM, offsetof(struct check_cli, kind), "auto", 0, 0, "auto|" KINDS,
         "what the files are, when their keys do not tell: config (--config of serve), models (--models-file), keys (--api-key-file) or "
-        "policy "
-        "(--router-policy-config)"),
+        "policy (--router-policy-config)"),
     LOG_ROWS(offsetof(struct check_cli, log)),
 };
 

@@ -27,8 +27,7 @@ static const struct option_row rows[] = {
     STR("engine-api-key", engine_key, NULL, "KEY", "bearer token for engines that a router lists"),
     ROW("tokenizer-dir", OPT_LIST, offsetof(struct doctor_cli, tokenizer_dirs), NULL, 0, 0, "[MODEL=]DIR",
         "the folder of a model, or of all: are its token ids the engines'? Repeatable; without it the `root` that an engine tells, where "
-        "that "
-        "is on this machine and the library is there"),
+        "that is on this machine and the library is there"),
     STR("tokenizer-lib", tokenizer_lib, NULL, "FILE",
         "libkvr_tokenizer.so; default: beside the program, in ../lib/kvroute, where it was installed"),
     STR("tokenizer-profile", tokenizer_profile, NULL, "JSON",
