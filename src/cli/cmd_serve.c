@@ -439,7 +439,7 @@ static int run(void *options, struct command_call *called)
     options_told(called->table, cli, &called->from, &told);
     kvr_buf_add(&told, "", 1);
     cli->o.options_told = told.failed ? "[]" : told.data;
-    int rc = cli->o.check ? serve_checker_end(&c) : c.wrong ? 2 : start(called->table->command, &cli->o);
+    int rc = cli->o.check ? command_printed(serve_checker_end(&c)) : c.wrong ? 2 : start(called->table->command, &cli->o);
     kvr_buf_free(&told);
     return rc;
 }

@@ -1,10 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/commands.h"
 
+#include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/log.h"
+
+int command_printed(int rc)
+{
+    bool lost = fflush(stdout) != 0;
+    if (!lost && !ferror(stdout)) return rc;
+    kvr_log_error("kvroute: the standard output cannot be written%s%s", lost ? ": " : "", lost ? strerror(errno) : "");
+    return rc ? rc : 1;
+}
 
 int command_run(const struct command *c, const struct commands *all, int argc, char **argv)
 {
@@ -15,11 +25,12 @@ int command_run(const struct command *c, const struct commands *all, int argc, c
         return 1;
     }
     int rc = options_parse(&c->table, argc, argv, options, &called.from);
-    if (rc == 0) rc = c->run(options, &called);
+    bool ran = rc == 0;
+    if (ran) rc = c->run(options, &called);
     else if (rc == 1) rc = 0; /* help was printed */
     options_free(&c->table, options, &called.from);
     free(options);
-    return rc;
+    return ran && c->stays ? rc : command_printed(rc);
 }
 
 const struct command *commands_find(const struct commands *all, const char *name)

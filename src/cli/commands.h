@@ -30,6 +30,8 @@ extern const struct command command_serve, command_epp, command_select, command_
     command_mock, command_replay, command_replay_events, command_curve_key, command_hash, command_top, command_man, command_completion;
 
 /* argv[0] is the command's name. Returns: the exit status. */
+/* The exit status of who has printed all there is to say: 1 when it was 0 and the standard output could not be written. */
+int command_printed(int rc);
 int command_run(const struct command *c, const struct commands *all, int argc, char **argv);
 /* NULL: there is none. */
 const struct command *commands_find(const struct commands *all, const char *name);

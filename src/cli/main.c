@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <errno.h>
 #include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
@@ -38,21 +37,11 @@ static void keep_small_blocks_map_large(void)
 #endif
 }
 
-/* The exit status of who has printed all there is to say. */
-static int printed(int rc)
-{
-    bool lost = fflush(stdout) != 0;
-    if (!lost && !ferror(stdout)) return rc;
-    kvr_log_error("kvroute: the standard output cannot be written%s%s", lost ? ": " : "", lost ? strerror(errno) : "");
-    return rc ? rc : 1;
-}
-
 static int run(const struct command *command, int argc, char **argv)
 {
     kvr_log_set_spoken(true);
     int rc = log_from_environment();
     if (rc == 0) rc = command_run(command, &all, argc, argv);
-    if (!command->stays) rc = printed(rc);
     kvr_log_finish();
     return rc;
 }
@@ -75,11 +64,11 @@ int main(int argc, char **argv)
     if (explained) return run(explained, argc > 3 ? 3 : 2, (char *[]){argv[2], (char[]){"--help"}, argc > 3 ? argv[3] : NULL, NULL});
     if (!strcmp(name, "help") || !strcmp(name, "--help") || !strcmp(name, "-h")) {
         print_commands(stdout);
-        return printed(0);
+        return command_printed(0);
     }
     if (!strcmp(name, "version") || !strcmp(name, "--version")) {
         printf("kvroute %s\n", kvr_version());
-        return printed(0);
+        return command_printed(0);
     }
     const struct command *command = commands_find(&all, name);
     if (command) return run(command, argc - 1, argv + 1);

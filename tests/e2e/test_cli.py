@@ -294,7 +294,8 @@ def test_hash_of_a_text_without_the_library_says_so(tmp_path):
     assert r.returncode == 1 and r.stdout == "" and "--tokenizer-lib: there is no" in r.stderr
 
 
-@pytest.mark.parametrize("args", [["hash", "--tokens", "1,2", "--block-size", "1"], ["version"], ["help"], ["hash", "--help"], ["man"], ["completion", "bash"]])
+@pytest.mark.parametrize("args", [["hash", "--tokens", "1,2", "--block-size", "1"], ["version"], ["help"], ["hash", "--help"], ["man"], ["completion", "bash"],
+                                  ["serve", "--help"], ["help", "mock"], ["serve", "--check", "--worker", "http://127.0.0.1:1"]])
 def test_a_result_that_cannot_be_written_is_an_error(args):
     with open("/dev/full", "w") as full:
         p = subprocess.run([BINARY, *args], stdout=full, stderr=subprocess.PIPE, text=True, timeout=30 * SLOW)
