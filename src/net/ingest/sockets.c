@@ -156,7 +156,7 @@ bool kvr_ingest_endpoint_ok(const char *e)
     if (strncmp(e, "tcp://", 6) != 0) return false;
     const char *colon = strrchr(e + 6, ':');
     if (!colon || colon == e + 6 || e[6] == '*') return false; /* '*' is for who binds */
-    uint64_t port;
+    uint64_t port = 0;
     return kvr_parse_u64(colon + 1, strlen(colon + 1), 65535, &port) && port > 0;
 }
 
