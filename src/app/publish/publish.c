@@ -144,7 +144,7 @@ static int open_feeds(struct publish *p, char *err, size_t cap)
 {
     const struct publish_options *o = p->o;
     for (uint32_t r = 0; r < p->dp_size; r++) {
-        struct kvr_outlet *outlet;
+        struct kvr_outlet *outlet = NULL;
         uint32_t rank = p->dp_start + r;
         if (open_outlet(p, (struct kvr_worker){o->worker_id, rank}, &outlet, err, cap)) return -1;
         if (feed_open(&p->feeds[p->feeds_n++], o, rank, p->block_size, outlet, err, cap)) return -1;
