@@ -122,10 +122,10 @@ static inline bool kvr_parse_u64(const char *s, size_t len, uint64_t max, uint64
     return true;
 }
 
-/* Whether the len bytes at s are the text; none are at NULL. */
+/* Whether the len bytes at s are the text. */
 static inline bool kvr_span_is(const void *s, size_t len, const char *text)
 {
-    return len == strlen(text) && (len == 0 || (s && memcmp(s, text, len) == 0));
+    return len == strlen(text) && memcmp(s, text, len) == 0;
 }
 
 /* v in hexadecimal, with at least so many digits and nothing behind them. Returns: their number, 16 at most. */

@@ -75,6 +75,11 @@ void kvr_engine_stream_restart(struct kvr_engine_stream *s)
     if (s->learns_size) s->block_size = 0;
 }
 
+static bool bytes_are(struct kvr_bytes b, const char *text)
+{
+    return b.ptr && kvr_span_is(b.ptr, b.len, text);
+}
+
 /* 1 main attention, 2 another known kind, 3 unknown. */
 static uint8_t attention_kind(struct kvr_bytes kind)
 {
@@ -82,9 +87,9 @@ static uint8_t attention_kind(struct kvr_bytes kind)
     static const char *const others[] = {"sliding_window",          "sliding_window_mla",     "mamba",
                                          "chunked_local_attention", "encoder_only_attention", "cross_attention"};
     for (size_t i = 0; i < KVR_ARRAY_LEN(main_kinds); i++)
-        if (kvr_span_is(kind.ptr, kind.len, main_kinds[i])) return 1;
+        if (bytes_are(kind, main_kinds[i])) return 1;
     for (size_t i = 0; i < KVR_ARRAY_LEN(others); i++)
-        if (kvr_span_is(kind.ptr, kind.len, others[i])) return 2;
+        if (bytes_are(kind, others[i])) return 2;
     return 3;
 }
 
@@ -239,7 +244,7 @@ enum { SGLANG_LEAST_TOKENS = 10 };
 
 static bool is_sglang_host(const struct kvr_engine_event *ev)
 {
-    return kvr_span_is(ev->medium.ptr, ev->medium.len, "CPU_PINNED");
+    return bytes_are(ev->medium, "CPU_PINNED");
 }
 
 /* LMCache inside the engine's process tells 0 where it does not say what is before a chunk; its name does. */
@@ -388,9 +393,8 @@ static int convert_removed(struct kvr_engine_stream *s, const struct kvr_engine_
  * the whole prefix that it sums up, whatever the size of the group's blocks, so one name of the prefix is enough. */
 static uint32_t need_of(const struct kvr_engine_stream *s, const struct kvr_engine_event *ev)
 {
-    bool sliding = kvr_span_is(ev->spec_kind.ptr, ev->spec_kind.len, "sliding_window") ||
-                   kvr_span_is(ev->spec_kind.ptr, ev->spec_kind.len, "sliding_window_mla");
-    if (kvr_span_is(ev->spec_kind.ptr, ev->spec_kind.len, "mamba")) return 1;
+    bool sliding = bytes_are(ev->spec_kind, "sliding_window") || bytes_are(ev->spec_kind, "sliding_window_mla");
+    if (bytes_are(ev->spec_kind, "mamba")) return 1;
     if (!sliding || !ev->window || !s->block_size || ev->block_size != s->block_size) return UINT32_MAX;
     return (uint32_t)KVR_MIN((ev->window - 1 + s->block_size - 1) / s->block_size, (uint64_t)UINT32_MAX);
 }
@@ -407,8 +411,7 @@ static void learn_need(struct kvr_engine_stream *s, const struct kvr_engine_even
 static void tell_window(struct kvr_engine_stream *s, const struct kvr_engine_batch *b, const struct kvr_engine_event *ev)
 {
     enum kvr_tier tier;
-    bool here = !ev->locality.ptr || kvr_span_is(ev->locality.ptr, ev->locality.len, "LOCAL"),
-         known = ev->has_group && ev->group_idx < KVR_ENGINE_GROUPS;
+    bool here = !ev->locality.ptr || bytes_are(ev->locality, "LOCAL"), known = ev->has_group && ev->group_idx < KVR_ENGINE_GROUPS;
     if (!s->window || !here || !known || kvr_tier_of_medium(ev->medium.ptr ? ev->medium.ptr : "", ev->medium.len, &tier)) return;
     if (tier != KVR_TIER_DEVICE || s->group_main[ev->group_idx] != 2) return;
     bool stored = ev->kind == KVR_ENGINE_STORED;
@@ -436,7 +439,7 @@ enum kvr_engine_groups kvr_engine_stream_groups(const struct kvr_engine_stream *
  * name a cache group. */
 static bool is_mooncake(const struct kvr_engine_event *ev)
 {
-    return kvr_span_is(ev->medium.ptr, ev->medium.len, "cpu") && ev->has_group;
+    return bytes_are(ev->medium, "cpu") && ev->has_group;
 }
 
 static int convert(struct kvr_engine_stream *s, const struct kvr_engine_batch *b, const struct kvr_engine_event *ev, struct kvr_event *out)
@@ -460,7 +463,7 @@ static int convert(struct kvr_engine_stream *s, const struct kvr_engine_batch *b
         s->counters.unknown_medium++;
         return 0;
     }
-    bool remote = ev->locality.ptr && !kvr_span_is(ev->locality.ptr, ev->locality.len, "LOCAL");
+    bool remote = ev->locality.ptr && !bytes_are(ev->locality, "LOCAL");
     if (remote && out->tier == KVR_TIER_DEVICE) {
         s->counters.remote_locality++;
         return 0;
